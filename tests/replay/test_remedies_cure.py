@@ -24,6 +24,13 @@ UNTESTED = {
     "find_operation": "names the operation and changes nothing",
     "freeze_target": "needs a bootstrapped training of minutes to diverge",
     "group_norm": "needs validations with data of other statistics",
+    "count_terms": "advice: which terms are left depends on labels, mask and margin",
+    "keep_labels": "advice: what removes the labels is in the data",
+    "leave_out_empty": "changes the loss function of a loop, which no setting can",
+    "make_updates": "advice: the fault is in the optimizer's own code",
+    "bound_divisor": "changes the loss function of a loop, which no setting can",
+    "keep_rate": "changes the code of a module, which no setting can",
+    "subtract_entropy": "changes the loss function of a loop, which no setting can",
     "larger_batch": "a lower noise takes longer to show than the tests may take",
 }
 """Remedies without a planted fault, each with the reason."""

@@ -34,6 +34,9 @@ from gradwatch.records import Finding
 
 UPDATE_RATIOS = ("update.ratio", "update.ratio.median")
 
+RECOVERY = 10.0
+"""Update/weight ratio, in units of `ratio`, that withdraws a finding: a warm-up that is far too long passes `ratio`."""
+
 MIN_FALL = 0.03
 """Fall of the loss, as a fraction, after which short travel was enough, as in `loss-plateau`."""
 
@@ -56,8 +59,8 @@ class LearningRateTooLow:
     When it is wrong: a trained model that is only fine-tuned; a noisy problem whose loss cannot fall further. If only
     some layers hardly change, see vanishing-gradient and dead-layer.
 
-    When it is withdrawn: the updates were above `ratio` in `samples` samples in a row, or less than `left` of the loss
-    is left. After a short travel: the loss has clearly fallen.
+    When it is withdrawn: the updates were above ten times `ratio` in `samples` samples in a row, or less than `left` of
+    the loss is left. After a short travel: the loss has clearly fallen.
 
     How it is detected: the update/weight ratio of the weight matrices. The median must be below `ratio`, and the
     largest below ten times `ratio`, in `samples` samples in a row. Matrices that began near zero do not count. The
@@ -144,7 +147,7 @@ class LearningRateTooLow:
         level_T = group_levels(history, tensors_of(history, finding)) if finding.names else update_levels(history)
         is_known_T = ~np.isnan(level_T)
         steps_T, level_T = history.param.steps()[is_known_T], level_T[is_known_T]
-        end = start_of_state(level_T >= self.ratio, steps_T, least=self.samples)
+        end = start_of_state(level_T >= RECOVERY * self.ratio, steps_T, least=self.samples)
         return None if end is None else Recovery(end, f"an update changed the weights by {100 * level_T[-1]:.1g} %")
 
     @classmethod

@@ -12,13 +12,11 @@ from typing import ClassVar, final
 import numpy as np
 
 from gradwatch.detect import Example, Recovery
-from gradwatch.detect.features.finding import finding_of
 from gradwatch.detect.features.recovery import tensors_of
 from gradwatch.detect.features.structure import structure_of
-from gradwatch.detect.features.unmade_updates import are_updates_missing
 from gradwatch.detect.updates.not_optimized_rules.measurements import MIN_USUAL_RATIO
 from gradwatch.detect.updates.not_optimized_rules.recovered import find_recovery
-from gradwatch.detect.updates.not_optimized_rules.stuck import find_unchanged_parameters
+from gradwatch.detect.updates.not_optimized_rules.stuck import find_missing_updates, find_unchanged_parameters
 from gradwatch.detect.updates.not_optimized_rules.undone import find_undone_updates
 from gradwatch.detect.updates.not_optimized_rules.unowned import (
     find_nothing_to_train,
@@ -38,7 +36,7 @@ from gradwatch.events import (
 )
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
-from gradwatch.records import Finding, Quantity, Severity
+from gradwatch.records import Finding
 
 
 @final
@@ -117,30 +115,18 @@ class NotOptimized:
             yield from find_unfrozen_parameters(self, history, ratio_L)
         if structure.unowned and history.step - history.param.steps()[0] >= self.every:  # by then it may have moved
             yield from find_unowned_parameters(self, history, ratio_L)
-        if largest == 0 and are_updates_missing(history, samples=self.samples):
-            yield self._unmade(history)
+        if largest == 0:
+            yield from find_missing_updates(self, history, samples=self.samples)
         # cheap: some trainable tensor has a measured update of zero
         if largest >= 0 and np.count_nonzero(ratio_L > 0) < structure.num_trainable and (ratio_L == 0).any():
             yield from find_unchanged_parameters(self, history, samples=self.samples)
 
     def recovery(self, history: History, finding: Finding) -> Recovery | None:
         """Return the first of `samples` + 1 measurements in a row at which all its tensors moved."""
-        if any(q.key == "tensors" for q in finding.evidence):  # an event counted them, and nothing measures them
+        if {q.key for q in finding.evidence} == {"tensors"}:  # an event counted them, and nothing measures them
             return None
         tensors = tensors_of(history, finding)
         return find_recovery(history, finding, tensors, samples=self.samples, kept=self.kept) if tensors else None
-
-    def _unmade(self, history: History) -> Finding:
-        rate = float(history.run.newest("lr.0")[0])
-        return finding_of(
-            self,
-            history,
-            f"no update is made: each measured update is exactly 0, at a learning rate of {rate:.3g}",
-            Quantity(key="update.ratio.largest", label="largest update.ratio", value=0.0),
-            Quantity(key="lr.0", value=rate),
-            Quantity(key="grad_norm.before_clip", value=float(history.run.newest("grad_norm.before_clip")[0])),
-            severity=Severity.CRITICAL,
-        )
 
     @classmethod
     def examples(cls) -> Iterator[Example]:

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect.features.consequences import severity_after
-from gradwatch.detect.features.finding import HasCode
+from gradwatch.detect.features.finding import HasCode, finding_of
 from gradwatch.detect.features.recovery import tensors_of
 from gradwatch.detect.features.structure import structure_of
+from gradwatch.detect.features.unmade_updates import are_updates_missing
 from gradwatch.detect.updates.not_optimized_rules.measurements import (
     MIN_USUAL_RATIO,
     findings_of,
@@ -21,7 +22,7 @@ from gradwatch.detect.updates.not_optimized_rules.measurements import (
     measured_updates,
 )
 from gradwatch.history.store import Floats, History
-from gradwatch.records import Finding, Severity
+from gradwatch.records import Finding, Quantity, Severity
 
 
 def find_unchanged_parameters(detector: HasCode, history: History, *, samples: int) -> Iterator[Finding]:
@@ -53,6 +54,21 @@ def find_unchanged_parameters(detector: HasCode, history: History, *, samples: i
         severity=Severity.INFO if is_first else Severity.WARNING,  # first layers may be frozen on purpose
         what="gets gradients but has a learning rate of 0",
     )
+
+
+def find_missing_updates(detector: HasCode, history: History, *, samples: int) -> Iterator[Finding]:
+    """Yield the run if all measured updates are exactly 0 at a rate that would move the weights visibly."""
+    if are_updates_missing(history, samples=samples):
+        rate = float(history.run.newest("lr.0")[0])
+        yield finding_of(
+            detector,
+            history,
+            f"no update is made: each measured update is exactly 0, at a learning rate of {rate:.3g}",
+            Quantity(key="update.ratio.largest", label="largest update.ratio", value=0.0),
+            Quantity(key="lr.0", value=rate),
+            Quantity(key="grad_norm.before_clip", value=float(history.run.newest("grad_norm.before_clip")[0])),
+            severity=Severity.CRITICAL,
+        )
 
 
 def _others_move(history: History, ratio_TL: Floats) -> bool:

@@ -26,6 +26,9 @@ from gradwatch.events import (
 from gradwatch.history.store import Floats, History
 from gradwatch.records import Finding, Quantity, Severity
 
+STALE_STEPS = 8
+"""Steps without a rise of the norm that show a stale gradient: a living one rises at about every second step."""
+
 
 def find_unregistered_tensors(detector: HasCode, history: History) -> Iterator[Finding]:
     """Yield the tensors that the model computes with but does not register as parameters."""
@@ -81,8 +84,9 @@ def find_unfrozen_parameters(detector: HasCode, history: History, ratio_L: Float
     if not frozen:
         return
     thawed_L = np.zeros(len(ratio_L), np.bool_)
-    l2_TL = history.param.window("grad.l2", 2)[:, frozen]
-    is_stale_L = (l2_TL == l2_TL[0]).all(axis=0)  # a gradient from before the tensor was frozen
+    # a gradient from before the tensor was frozen stays, or shrinks if the loop clips it with the others
+    l2_TL = history.param.window("grad.l2", STALE_STEPS)[:, frozen]
+    is_stale_L = (np.diff(l2_TL, axis=0) <= 0).all(axis=0)
     thawed_L[frozen] = (l2_TL[-1] > 0) & ~is_stale_L & (ratio_L[frozen] == 0)
     thawed_L &= has_gradient(history) & ~_is_moved_by_others(history)
     why = "it was frozen when the optimizer was built and was not added after unfreezing"
