@@ -42,9 +42,11 @@ def test_the_blocks_of_a_page_run_in_order(page, checkout):
 
 def test_the_first_example_of_the_readme_runs_a_second_time(checkout, capsys):
     first = next(block.text for block in blocks_of(README) if block.language == "python")
+    shown = next(text for text in re.findall(r"```text\n(.*?)```", README.read_text(), re.DOTALL))
 
-    for _ in range(2):
-        exec(compile(first, "README.md", "exec"), {})
+    exec(compile(first, "README.md", "exec"), {})
+    assert capsys.readouterr().err == shown
+    exec(compile(first, "README.md", "exec"), {})
 
     assert sorted(path.name for path in Path("runs").iterdir()) == ["mine", "mine-2"]
     taken = "gradwatch: runs/mine already holds a run; this one is written to runs/mine-2\n"
