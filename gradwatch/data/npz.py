@@ -78,6 +78,7 @@ def _read(path: Path, wanted: dict[str, str]) -> dict[str, Array]:
             arrays = {key: _array(file, name, key=key) for key, name in wanted.items()}
     except GradwatchError:
         raise
+    # what NumPy raises on a damaged file or on an object array, and zipfile on an unknown compression
     except (OSError, ValueError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
         raise GradwatchError(f"data.file: cannot read {path} as a NumPy .npz without pickles: {error}") from error
     _check_pair(arrays["inputs"], arrays["targets"], prefix="")

@@ -66,7 +66,7 @@ def drop_jump(case: Case) -> Remedy | None:
         return None
     text = f"keep the learning rate at {numbers.steady_rate:g}: remove the jump at step {numbers.jumped_at:,}"
     if case.is_own_loop:
-        return Remedy(text=f"{text}, which a scheduler or an assignment to the optimizer's groups makes")
+        return Remedy(text=text)
     patch: dict[str, Any] = {"schedule": None}  # a schedule made the jump
     if not math.isclose(_number(case, "optim.lr"), numbers.steady_rate, rel_tol=1e-3):
         patch["optim.lr"] = rounded(numbers.steady_rate)

@@ -37,7 +37,7 @@ def write(text: str) -> None:
 def print_message(kind: Literal["error", "warning", "note"], text: str | Text) -> None:
     """Write a message to standard error without wrapping its lines, so that they can be searched."""
     console = Console(stderr=True)
-    with contextlib.suppress(OSError):  # standard error is full as well: there is nobody to tell
+    with contextlib.suppress(OSError):  # standard error is full as well, so nothing can show the message
         with console.capture() as captured:
             console.print(Text.assemble((f"{kind}: ", _STYLES[kind]), text), soft_wrap=True)
         # not through the console, which would write into the middle of a live view

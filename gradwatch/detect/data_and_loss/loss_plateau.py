@@ -57,7 +57,7 @@ class LossPlateau:
     noise of the losses must be too small to hide a fall by a fifth, and predictions must not fit their own targets, as
     far as that can be measured. (3) A loss stands like that after a fall, while predictions fit other samples of the
     batch as well as their own. Only what a constant can learn fell: the mean of the targets, or the shares of the
-    classes. The samples must be so many that a slow start would have shown. If a batch reads a third of the rows of an
+    classes. There must be enough samples to show a slow start. If a batch reads a third of the rows of an
     embedding, a third of the steps count. (4) Every loss since the first step is exactly 0.
 
     Exceptions to the rules: a loss that does not measure success, such as a policy gradient; tasks that are learned in

@@ -72,7 +72,7 @@ class ClipReader:
         """Read the gradients of the optimizers that hold any of the parameters, unless they are read already."""
         for part, param in self._parts(params):
             if self._loss_scale.is_scaled(part.tracker.optimizer):
-                continue  # clipped before `unscale_`: the numbers are not those of the loss
+                continue  # clipped before `unscale_`: the gradients still have the loss scale
             version = _version(param)
             is_continued = self._marks.get(id(param), version) == version
             if self._fast_path is not None and self._fast_path.is_active:

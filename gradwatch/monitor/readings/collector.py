@@ -204,7 +204,7 @@ class Collector:
             self._activations.restore(state)
 
     def detach(self) -> None:
-        """Remove all hooks from the model and the optimizers, and those of torch's clipping."""
+        """Remove all hooks from the model and the optimizers, and restore torch's clip functions."""
         clip_calls.forget(self._clip_reader)
         for handle in self._handles:
             handle.remove()

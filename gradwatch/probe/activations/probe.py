@@ -189,7 +189,7 @@ class HookSet:
         try:
             for register in self.register:
                 self._handles.append(register())
-        except Exception:
+        except Exception:  # of any kind, and raised again: no hook may stay
             self.remove()
             raise
 

@@ -126,23 +126,23 @@ class FitState:
 
     def __init__(self) -> None:
         self._gains: deque[PairingGain] = deque(maxlen=MEMORY_SAMPLES)
-        self._verdict: EventKind | None = None  # until a window is full
+        self._judgment: EventKind | None = None  # until a window is full
         self._changes = self._misses = 0
         self.is_over = False
 
     def state(self) -> dict[str, Any]:
         """Return plain data that `restore` reads back."""
         gains = [list(gain) for gain in self._gains]  # lists, since a tuple of a class is no plain data
-        verdict = self._verdict.name if self._verdict else ""
+        judgment = self._judgment.name if self._judgment else ""
         counts = {"changes": self._changes, "misses": self._misses}
-        return {"looks": gains, "verdict": verdict, "is_over": self.is_over, **counts}
+        return {"looks": gains, "judgment": judgment, "is_over": self.is_over, **counts}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from the result of `state`."""
         self._gains = deque((PairingGain(*gain) for gain in state["looks"]), maxlen=MEMORY_SAMPLES)
         # checkpoints of earlier versions have a flag only
-        verdict = state.get("verdict", UNPAIRED.name if state.get("is_unpaired") else "")
-        self._verdict = next((kind for kind in (UNPAIRED, PAIRED, UNCLEAR) if kind.name == verdict), None)
+        judgment = state.get("judgment", UNPAIRED.name if state.get("is_unpaired") else "")
+        self._judgment = next((kind for kind in (UNPAIRED, PAIRED, UNCLEAR) if kind.name == judgment), None)
         self.is_over = state["is_over"]
         self._changes, self._misses = state["changes"], state["misses"]
 
@@ -162,24 +162,24 @@ class FitState:
             return None
         gains = list(self._gains)
         share = explained_share(gains[-WINDOW_SAMPLES:]).share
-        before, self._verdict = self._verdict, self._judge(gains, share)
+        before, self._judgment = self._judgment, self._judge(gains, share)
         self.is_over |= share >= GOOD_FIT
         # a good fit from the beginning shows in the loss, too, and is no news
-        if self._verdict is before or (before is None and share >= GOOD_FIT):
+        if self._judgment is before or (before is None and share >= GOOD_FIT):
             return None
         self._changes += 1
         self.is_over |= self._changes == MAX_CHANGES
-        return self._verdict.observe(values={"explained": share})
+        return self._judgment.observe(values={"explained": share})
 
     def _judge(self, gains: list[PairingGain], share: float) -> EventKind:
-        """Return whether predictions fit. Without evidence for or against it, the verdict stays the same."""
+        """Return whether predictions fit. Without evidence for or against it, the judgment stays the same."""
         # a small fit may take several windows to show
         windows = (gains[-WINDOW_SAMPLES:], gains[-SURE_WINDOWS * WINDOW_SAMPLES :])
         if share >= FIT or any(explained_share(window).is_sure for window in windows):
             return PAIRED
         if share < NO_FIT and highest_share(gains) < GOOD_FIT:
             return UNPAIRED
-        return self._verdict or UNCLEAR
+        return self._judgment or UNCLEAR
 
 
 class OutputSlice(NamedTuple):
