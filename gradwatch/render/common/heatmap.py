@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 from gradwatch.records import Finding
 from gradwatch.render.common.format import shorten
@@ -33,7 +33,8 @@ BOX = 16  # side of a square in the legend, in pixels
 INK, PAPER = (40, 40, 40), (255, 255, 255)
 NONE, ZERO, BROKEN = (224, 224, 224), (0, 0, 0), (220, 0, 0)
 # 5 colors of viridis (matplotlib, CC0): perceptually uniform, also in gray and for the color-blind
-SCALE = np.array([(68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37)], np.float64)
+SCALE = ("#440154", "#3b528b", "#21918c", "#5ec962", "#fde725")
+"""Colors from small to large values, in TensorBoard's pictures and in the map of the report."""
 
 
 def draw(
@@ -125,7 +126,9 @@ def _colours(norms_YW: Floats, low: int, high: int) -> Bytes:
 
 
 def _colour(place: Floats) -> Bytes:
-    table = np.stack([np.interp(np.linspace(0, 4, 256), np.arange(5), SCALE[:, i]) for i in range(3)], axis=1)
+    stops_53 = np.array([ImageColor.getrgb(color) for color in SCALE], np.float64)
+    at, places = np.linspace(0, len(SCALE) - 1, 256), np.arange(len(SCALE))
+    table = np.stack([np.interp(at, places, stops_53[:, i]) for i in range(3)], axis=1)
     colours: Bytes = table.astype(np.uint8)[(place * 255).astype(np.uint8)]
     return colours
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from gradwatch import catalogue
 from gradwatch.history.store import History, Table
 from gradwatch.records import Finding
+from gradwatch.render.common.heatmap import SCALE
 from gradwatch.render.common.series import EVERY_STEP, USUAL, broken
 from gradwatch.render.report import encoding as pack
 
@@ -40,6 +41,7 @@ def packed(history: History) -> tuple[dict[str, Any], str]:
     """
     document = {
         "version": VERSION,
+        "scale": SCALE,
         "step": history.step,
         "rows": {"param": _params(history), "act": [{"name": a.name} for a in history.info.activations]},
         "findings": [_finding(finding, history) for finding in history.findings],

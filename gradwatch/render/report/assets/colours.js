@@ -1,21 +1,22 @@
 // Colours of the map: a sequential scale that is safe for the colour-blind, and signs of their own for what is no number.
 
-// ColorBrewer YlGnBu, nine classes (Apache-2.0, colorbrewer2.org). Small values fade into the page, in both themes.
-const YLGNBU = ["#ffffd9", "#edf8b1", "#c7e9b4", "#7fcdbb", "#41b6c4", "#1d91c0", "#225ea8", "#253494", "#081d58"];
 const LEVELS = 256;
 
 const rgb = (hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
 const packed = ([r, g, b]) => (255 << 24) | (b << 16) | (g << 8) | r; // as ImageData holds it on every machine of today
 
-/** Return whether the page is shown in dark colours. */
-const isDark = () => !document.documentElement.classList.contains("paper") && matchMedia("(prefers-color-scheme: dark)").matches;
-
 /** Return a colour of the style sheet by its name there. */
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-/** Return the colours of the present theme: `ramp` from small to large, and two for each hatched sign. */
+let stops = [];
+
+/** Set the colours of the map, from small to large values: the same in both themes and in TensorBoard. */
+function useScale(colours) {
+  stops = colours.map(rgb);
+}
+
+/** Return the colours of the map: `ramp` from small to large, and two for each hatched sign. */
 function palette() {
-  const stops = (isDark() ? [...YLGNBU].reverse() : YLGNBU).map(rgb);
   const ramp = Int32Array.from({ length: LEVELS }, (_, i) => {
     const at = (i / (LEVELS - 1)) * (stops.length - 1), k = Math.min(Math.floor(at), stops.length - 2);
     return packed(stops[k].map((c, n) => Math.round(c + (at - k) * (stops[k + 1][n] - c))));

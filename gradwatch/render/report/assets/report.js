@@ -150,6 +150,7 @@ function leaveOut(...ids) {
 
 async function main() {
   const data = JSON.parse($("data").textContent);
+  useScale(data.scale);
   if (data.step < 0) return leaveOut("layers", "run");
   readStatistics(data, await inflate($("pack").textContent));
   drawCurves($("curves"), CURVES, data);
