@@ -1,4 +1,4 @@
-"""Measure the sharpest curvature of a loss: the largest eigenvalue of its Hessian, by power iteration."""
+"""Measure the sharpest curvature of a loss: the largest eigenvalue of its Hessian, with an error bar."""
 
 # P = parameter tensors that the loss depends on
 
@@ -15,9 +15,12 @@ from torch import Tensor, nn
 
 from gradwatch.errors import GradwatchError
 from gradwatch.probe.device.sync import to_float
+from gradwatch.probe.lanczos import largest_eigenvalue
 
 STABLE = 2.0
 """Curvature times rate beyond which gradient descent overshoots; Cohen et al. 2021, arXiv:2103.00065, sec. 2."""
+MIN_PRODUCTS = 3
+"""One product to begin, one for the error, one to check autograd."""
 STEP_EXPONENTS = (1 / 3, 1 / 2)
 """Powers of the dtype's epsilon: the steps of a difference of gradients, relative to the norm of the weights.
 
@@ -27,30 +30,45 @@ MAX_DISAGREEMENT_FRAC = 1e-3
 """Tolerated disagreement of autograd and a difference of gradients, relative to the product."""
 GRADIENT_ROUNDING_EPS = 16
 """Rounding error of a gradient, in epsilons of its dtype, relative to its norm."""
+NO_SECOND_DERIVATIVE = (
+    "curvature: an operation of the loss has no second derivative: {}; replace it by one that has, for attention with "
+    "`with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):` around the forward pass in `loss`"
+)
+NOT_FINITE = (
+    "curvature: the second derivative of the loss is not finite at these weights; an operation such as the square root "
+    "or the norm of 0 has none: add a small constant inside it"
+)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curvature:
-    """The result of a power iteration.
+    """The largest eigenvalue of the Hessian of a loss. Its text is one line, with the error bar.
 
     Args:
-        sharpness: Eigenvalue of the Hessian with the largest magnitude; negative where the loss bends down most.
-        iterations: Number of products of the Hessian with a vector.
-        change: Relative change of the eigenvalue in the last iteration.
+        sharpness: Largest eigenvalue of the Hessian; negative if the loss bends down in every direction.
+        error: Norm of the residual: an eigenvalue of the Hessian lies within this distance of `sharpness`. If several
+            lie closer together than the error, it need not be the largest of them.
+        products: Number of products of the Hessian with a vector, including one that checks autograd.
+        converged: Whether the error is within the tolerance.
         loss: The loss at these weights, on this batch.
         largest_rate: 2 / sharpness, the largest stable rate of plain gradient descent; infinite where nothing bends up.
     """
 
     sharpness: float
-    iterations: int
-    change: float
+    error: float
+    products: int
+    converged: bool
     loss: float
+
+    def __str__(self) -> str:
+        end = "converged" if self.converged else "not converged: raise max_products"
+        return f"sharpest curvature {self._bar} ({self.products} products with the Hessian, {end})"
 
     @property
     def largest_rate(self) -> float:
         """Return the largest stable learning rate of plain gradient descent."""
-        return STABLE / self.sharpness if self.sharpness > 0 else math.inf
+        return _stable_rate(self.sharpness)
 
     def verdict(self, rate: float) -> str:
         """Return one sentence on a learning rate.
@@ -59,62 +77,74 @@ class Curvature:
             rate: Rate of plain gradient descent. Momentum b allows 1 + b times more. Adam divides by its own
                 denominator first, so for Adam only the growth of the curvature over a run can be compared.
         """
-        where = "above" if rate > self.largest_rate else "within"
+        bound = self.largest_rate
+        low, high = (_stable_rate(self.sharpness + side * self.error) for side in (1, -1))
+        if low < rate <= high:
+            where = "too close to it to tell at this error"
+        else:
+            where = f"{'above' if rate > bound else 'within'} it, by a factor of {_factor(rate, bound):.3g}"
         return (
-            f"the sharpest curvature is {self.sharpness:.3g}: steps of plain gradient descent are stable up to a rate "
-            f"of {self.largest_rate:.3g}; {rate:g} is {where} it, by a factor of {_factor(rate, self.largest_rate):.3g}"
+            f"the sharpest curvature is {self._bar}{'' if self.converged else ' (not converged)'}: steps of plain "
+            f"gradient descent are stable up to a rate of {bound:.3g}; {rate:g} is {where}"
         )
+
+    @property
+    def _bar(self) -> str:
+        return f"{self.sharpness:.3g} +/- {self.error:.1g}"
 
 
 def curvature(
     model: nn.Module,
     loss: Callable[[], Tensor],
     *,
-    iterations: int = 30,
+    max_products: int = 40,
     tolerance: float = 1e-2,
     seed: int = 0,
 ) -> Curvature:
     """Measure the sharpest curvature of a loss at the current weights of a model.
 
-    Each iteration multiplies a vector with the Hessian, which takes about two backward passes (Pearlmutter 1994). The
-    vector starts at random, from a separate generator, and turns towards the eigenvector. One product is compared with
-    a difference of gradients, because autograd treats a backward outside its graph as a constant. Gradients, weights,
-    buffers, modes and the state of all generators stay unchanged.
+    Lanczos iteration finds the largest eigenvalue of the Hessian from products with vectors. Each product takes about
+    two backward passes (Pearlmutter 1994). The first vector is random, from a separate generator. One product is
+    compared with a difference of gradients, because autograd treats a backward outside its graph as a constant. Up to
+    16 vectors as large as the parameters are kept. Gradients, weights, buffers, modes and the state of all generators
+    stay unchanged.
 
     Args:
         model: Model with the trainable parameters of the Hessian.
         loss: Computes the loss of one fixed batch from the model, with its graph. It is called several times, also at
             slightly shifted weights, each time with the same buffers and the same state of torch's generators.
-        iterations: Maximum number of products.
-        tolerance: Relative change of the eigenvalue at which to stop.
+        max_products: Maximum number of products of the Hessian with a vector, at least 3.
+        tolerance: Error at which to stop, relative to the eigenvalue.
         seed: Seed of the first vector.
 
     Returns:
-        The curvature, with the number of iterations and the change in the last one.
+        The curvature, with its error bar, the number of products, and whether it has converged.
 
     Raises:
-        GradwatchError: The loss depends on no trainable parameter or is linear in each, or one of its operations has no
+        GradwatchError: The loss depends on no trainable parameter or is linear in each, the loss or its second
+            derivative is not finite, a parameter is complex, `max_products` is too small, or an operation has no
             second derivative or a wrong one.
     """
     params = [p for p in model.parameters() if p.requires_grad]
+    _check_arguments(params, max_products)
     with _untouched(model, params), torch.enable_grad():
         value = loss()
         grads_P, used_P = _gradients(value, params)
-        start_P = vector_P = _normalised(_random(used_P, seed))
-        sharpness, change, done = 0.0, math.inf, 0
-        while done < iterations and change > tolerance:
-            product_P = _times_hessian(grads_P, used_P, vector_P)
-            before, sharpness = sharpness, _dot(product_P, vector_P)
-            # an eigenvalue of 0 has no relative change: the iteration has converged
-            change = abs(sharpness - before) / abs(sharpness) if sharpness else 0.0
-            vector_P = _normalised(product_P)
-            done += 1
+        # the coarsest dtype limits the precision of a product and of a difference
+        epsilon = max(torch.finfo(p.dtype).eps for p in used_P)
+        start = _random(used_P, seed)
+
+        def times(vector: Tensor) -> Tensor:
+            product = _flat(_times_hessian(grads_P, used_P, _split(vector, used_P)), like=vector)
+            if not math.isfinite(to_float(product.sum())):
+                raise GradwatchError(NOT_FINITE)
+            return product
+
+        found = largest_eigenvalue(times, start, max_products=max_products - 1, tolerance=tolerance, epsilon=epsilon)
         # the random vector finds a mistake outside the eigenvector; the eigenvector outweighs the kinks
-        direction_P = [a + b for a, b in zip(start_P, vector_P, strict=True)]
-        product_P = _times_hessian(grads_P, used_P, direction_P)
-    # the coarsest dtype limits the precision of a difference
-    epsilon = max(torch.finfo(p.dtype).eps for p in used_P)
-    is_linear = not any(g.requires_grad for g in grads_P)
+        direction = start / torch.linalg.vector_norm(start) + found.vector
+        product_P = _split(times(direction), used_P)
+    direction_P = _split(direction, used_P)
     _check_product(
         lambda step: _gradients_at(model, loss, used_P, direction_P, step),
         [g.detach() for g in grads_P],
@@ -122,15 +152,34 @@ def curvature(
         steps=_steps(used_P, direction_P, epsilon),
         epsilon=epsilon,
     )
-    if is_linear:
+    if not any(g.requires_grad for g in grads_P):
         raise GradwatchError("curvature: the loss is linear in every parameter, so it has no curvature")
-    return Curvature(sharpness=sharpness, iterations=done, change=change, loss=to_float(value.detach()))
+    return Curvature(
+        sharpness=found.value,
+        error=found.error,
+        products=found.products + 1,
+        converged=found.converged,
+        loss=to_float(value.detach()),
+    )
+
+
+def _check_arguments(params: Sequence[Tensor], max_products: int) -> None:
+    if max_products < MIN_PRODUCTS:
+        raise GradwatchError(f"curvature: max_products is {max_products}, expected at least {MIN_PRODUCTS}")
+    # autograd's products of complex parameters are those of no symmetric matrix
+    if complex_dtype := next((p.dtype for p in params if p.is_complex()), None):
+        raise GradwatchError(
+            f"curvature: a parameter has dtype {complex_dtype}, expected real parameters; "
+            "keep the real and the imaginary part as two parameters, or set requires_grad to False"
+        )
 
 
 def _gradients(value: Tensor, params: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     """Return the gradients, with their graph if they have one, and the parameters that the loss depends on."""
     if not value.requires_grad or not params:
         raise GradwatchError("curvature: the loss depends on no trainable parameter of the model, expected a graph")
+    if not math.isfinite(number := to_float(value.detach())):
+        raise GradwatchError(f"curvature: the loss is {number}, expected a finite number; gradwatch.locate says why")
     # with a graph, to differentiate again; unused parameters have no curvature
     found = torch.autograd.grad(value, params, create_graph=True, allow_unused=True)
     pairs = [(g, p) for g, p in zip(found, params, strict=True) if g is not None]
@@ -146,7 +195,7 @@ def _times_hessian(grads_P: Sequence[Tensor], params: Sequence[Tensor], vector_P
     try:
         return [*torch.autograd.grad(grads, params, grad_outputs=vectors, retain_graph=True, materialize_grads=True)]
     except RuntimeError as error:
-        raise GradwatchError(f"curvature: an operation of the loss has no second derivative: {error}") from error
+        raise GradwatchError(NO_SECOND_DERIVATIVE.format(error)) from error
 
 
 def _check_product(
@@ -222,10 +271,22 @@ def _steps(params: Sequence[Tensor], direction_P: Sequence[Tensor], epsilon: flo
     return [epsilon**exponent * size for exponent in STEP_EXPONENTS]
 
 
-def _random(params: Sequence[Tensor], seed: int) -> list[Tensor]:
+def _random(params: Sequence[Tensor], seed: int) -> Tensor:
+    """Return a random vector for all parameters, on the device of the first one, at least as precise as float32."""
     generator = torch.Generator().manual_seed(seed)
     # on the CPU in float64, so that the vector is the same for every device and dtype
-    return [torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p) for p in params]
+    drawn_P = [torch.randn(p.shape, generator=generator, dtype=torch.float64) for p in params]
+    dtype = torch.float64 if any(p.dtype == torch.float64 for p in params) else torch.float32
+    return _flat(drawn_P, like=torch.empty(0, dtype=dtype, device=params[0].device))
+
+
+def _flat(parts_P: Sequence[Tensor], *, like: Tensor) -> Tensor:
+    return torch.cat([part.to(like).flatten() for part in parts_P])
+
+
+def _split(vector: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
+    parts_P = vector.split([p.numel() for p in params])
+    return [part.view(p.shape).to(p) for part, p in zip(parts_P, params, strict=True)]
 
 
 def _dot(a_P: Sequence[Tensor], b_P: Sequence[Tensor]) -> float:
@@ -242,9 +303,8 @@ def _norm(vector_P: Sequence[Tensor]) -> float:
     return math.sqrt(_dot(vector_P, vector_P))
 
 
-def _normalised(vector_P: Sequence[Tensor]) -> list[Tensor]:
-    norm = _norm(vector_P)
-    return [v / norm for v in vector_P] if norm > 0 else list(vector_P)
+def _stable_rate(sharpness: float) -> float:
+    return STABLE / sharpness if sharpness > 0 else math.inf
 
 
 def _factor(rate: float, bound: float) -> float:

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gradwatch.errors import GradwatchError
-from gradwatch.probe.curvature import curvature
+from gradwatch.probe.curvature import Curvature, curvature
 
 
 def network(*, dropout=0.0):
@@ -39,14 +40,56 @@ def exact(model, x, y):
     return torch.autograd.functional.hessian(loss, flat)
 
 
-def test_it_is_the_largest_eigenvalue_of_the_exact_hessian():
+@pytest.mark.parametrize("tolerance", [1e-1, 1e-2, 1e-9])
+def test_it_is_the_largest_eigenvalue_of_the_exact_hessian_within_the_error(tolerance):
     model, (x, y) = network(), batch()
 
-    found = curvature(model, lambda: functional.cross_entropy(model(x), y), iterations=500, tolerance=1e-9)
+    found = curvature(model, lambda: functional.cross_entropy(model(x), y), tolerance=tolerance)
 
-    eigenvalues = torch.linalg.eigvalsh(exact(model, x, y))
-    assert found.sharpness == pytest.approx(float(eigenvalues[eigenvalues.abs().argmax()]), rel=1e-6)
+    largest = float(torch.linalg.eigvalsh(exact(model, x, y))[-1])
+    assert found.converged
+    assert abs(found.sharpness - largest) <= found.error <= tolerance * abs(found.sharpness)
     assert found.largest_rate == pytest.approx(2 / found.sharpness)
+
+
+def diagonal(*curvatures):
+    """A model, and a loss whose Hessian has these eigenvalues."""
+    model = nn.ParameterDict({str(i): torch.ones(3, dtype=torch.float64) for i in range(len(curvatures))})
+    return model, lambda: sum(c * p.square().sum() / 2 for c, p in zip(curvatures, model.values(), strict=True))
+
+
+def test_a_direction_that_bends_down_more_than_any_bends_up_does_not_hide_the_largest_rate():
+    found = curvature(*diagonal(-1000.0, 2.0, 1.0, 0.0), tolerance=1e-6)
+
+    assert found.sharpness == pytest.approx(2.0)
+    assert found.largest_rate == pytest.approx(1.0)
+
+
+def test_a_loss_that_bends_down_in_every_direction_limits_no_rate():
+    found = curvature(*diagonal(-3.0, -1.0), tolerance=1e-6)
+
+    assert found.sharpness == pytest.approx(-1.0)
+    assert found.largest_rate == math.inf
+
+
+def test_the_number_of_products_is_counted_and_bounded():
+    model, (x, y) = network(), batch()
+    calls = []
+    handle = model[0].weight.register_hook(calls.append)  # runs once in each product and each gradient
+
+    found = curvature(model, lambda: functional.cross_entropy(model(x), y), max_products=5, tolerance=0.0)
+
+    handle.remove()
+    largest = float(torch.linalg.eigvalsh(exact(model, x, y))[-1])
+    gradients = 1 + 2  # of the loss, and at the two shifted weights
+    assert found.products == len(calls) - gradients == 5
+    assert not found.converged
+    assert abs(found.sharpness - largest) <= found.error
+
+
+def test_fewer_products_than_a_measurement_needs_are_refused():
+    with pytest.raises(GradwatchError, match="max_products is 2, expected at least 3"):
+        curvature(*diagonal(1.0), max_products=2)
 
 
 def test_gradient_descent_diverges_just_above_the_largest_rate_and_converges_just_below():
@@ -57,7 +100,7 @@ def test_gradient_descent_diverges_just_above_the_largest_rate_and_converges_jus
     def final(factor):
         torch.manual_seed(1)
         model = nn.Linear(4, 1, bias=False).double()
-        bound = curvature(model, lambda: functional.mse_loss(model(x), y), iterations=500, tolerance=1e-12).largest_rate
+        bound = curvature(model, lambda: functional.mse_loss(model(x), y), tolerance=1e-12).largest_rate
         optimizer = torch.optim.SGD(model.parameters(), lr=factor * bound)
         for _ in range(400):
             optimizer.zero_grad()
@@ -122,6 +165,83 @@ def test_the_verdict_says_on_which_side_of_the_bound_a_rate_is():
 
     assert "above it, by a factor of 10" in found.verdict(10 * found.largest_rate)
     assert "within it, by a factor of 4" in found.verdict(found.largest_rate / 4)
+
+
+def test_a_rate_within_the_error_bar_is_too_close_to_tell():
+    found = Curvature(sharpness=2.0, error=0.5, products=40, converged=False, loss=1.0)
+
+    # 2 / 2.5 = 0.8 and 2 / 1.5 = 1.33
+    assert "0.79 is within it" in found.verdict(0.79)
+    assert "0.81 is too close to it to tell" in found.verdict(0.81)
+    assert "1.33 is too close to it to tell" in found.verdict(1.33)
+    assert "1.34 is above it" in found.verdict(1.34)
+
+
+def test_its_text_and_its_verdict_show_the_error_bar_and_a_measurement_that_has_not_converged():
+    done = Curvature(sharpness=12.34, error=0.056, products=9, converged=True, loss=1.0)
+    stopped = Curvature(sharpness=12.34, error=3.0, products=40, converged=False, loss=1.0)
+
+    assert str(done) == "sharpest curvature 12.3 +/- 0.06 (9 products with the Hessian, converged)"
+    assert str(stopped).endswith("(40 products with the Hessian, not converged: raise max_products)")
+    assert done.verdict(0.1).startswith("the sharpest curvature is 12.3 +/- 0.06: steps")
+    assert stopped.verdict(0.1).startswith("the sharpest curvature is 12.3 +/- 3 (not converged): steps")
+
+
+def test_a_loss_that_is_nan_is_refused():
+    model, (x, y) = network(), batch()
+
+    with pytest.raises(GradwatchError, match="the loss is nan, expected a finite number"):
+        curvature(model, lambda: functional.cross_entropy(model(x), y) * math.nan)
+
+
+def test_a_second_derivative_that_is_not_finite_is_an_error():
+    model = nn.ParameterDict({"weight": torch.zeros(3)})
+
+    # the gradient of |w|^1.5 at 0 is 0, its second derivative is infinite
+    with pytest.raises(GradwatchError, match="second derivative of the loss is not finite at these weights"):
+        curvature(model, lambda: model["weight"].abs().pow(1.5).sum())
+
+
+def test_complex_parameters_are_refused():
+    model = nn.ParameterDict({"weight": torch.ones(3, dtype=torch.complex64)})
+
+    with pytest.raises(GradwatchError, match=r"a parameter has dtype torch\.complex64, expected real parameters"):
+        curvature(model, lambda: model["weight"].abs().square().sum())
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.projection = nn.Linear(8, 24)
+
+    def forward(self, x):
+        return functional.scaled_dot_product_attention(*self.projection(x)[None].chunk(3, -1))
+
+
+def test_fused_attention_is_refused_and_the_way_out_of_the_message_works():
+    torch.manual_seed(0)
+    model, x = Attention(), torch.randn(2, 5, 8)
+
+    def loss(backend):
+        with sdpa_kernel(backend):
+            return model(x).square().mean()
+
+    with pytest.raises(GradwatchError, match=r"no second derivative: .*flash.*SDPBackend\.MATH"):
+        curvature(model, lambda: loss(SDPBackend.FLASH_ATTENTION))
+
+    assert curvature(model, lambda: loss(SDPBackend.MATH)).converged
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_error_bar_covers_the_rounding_of_half_precision(dtype):
+    model, (x, y) = network(), batch()
+    exact_largest = float(torch.linalg.eigvalsh(exact(model, x, y))[-1])
+    model.to(dtype)
+
+    found = curvature(model, lambda: functional.cross_entropy(model(x.to(dtype)), y))
+
+    # rounding the weights changes the eigenvalue itself, by a few epsilons
+    assert abs(found.sharpness - exact_largest) <= found.error + 4 * torch.finfo(dtype).eps * exact_largest
 
 
 class Detached(torch.autograd.Function):
