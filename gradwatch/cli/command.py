@@ -62,7 +62,7 @@ def _expanded(value: Any) -> Any:
 def surplus(args: Sequence[str], *, takes_settings: bool) -> str:
     """Return the message on surplus arguments of a command."""
     text = f"Got unexpected extra argument{'s' if len(args) > 1 else ''}: {' '.join(args)}"
-    if Path(args[-1]).is_dir():  # a pattern such as `runs/*-ci`, which the shell has expanded in the order of the names
+    if Path(args[-1]).is_dir():  # a pattern such as `runs/ci-*`, which the shell has expanded in the order of the names
         return f"{text}; expected one run: the last of these is {args[-1]}"
     return text + (suggest_set(args[0]) if takes_settings else "")
 

@@ -98,10 +98,10 @@ def train(config: Config, *, resume: Path | None = None, log_format: LogFormat =
 
 
 def new_directory(config: Config) -> Path:
-    """Create and return a run directory, `<time>-<name>` in `run.out`, with the config in it."""
+    """Create and return a run directory, `<name>-<time>` in `run.out`, with the config in it."""
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     for suffix in itertools.chain([""], (f"-{i}" for i in itertools.count(2))):
-        directory = config.run.out / f"{stamp}-{config.run.name}{suffix}"
+        directory = config.run.out / f"{config.run.name}-{stamp}{suffix}"
         try:
             directory.mkdir(parents=True)
             (directory / "config.yaml").write_text(config.to_yaml())

@@ -221,7 +221,7 @@ def test_a_run_that_goes_on_is_told_from_one_that_was_killed(record):
 @pytest.mark.parametrize("width", [80, 200])
 def test_a_table_fits_the_terminal_and_tells_what_was_found(record, width):
     runs = [
-        record("20260101-010000-first", val_loss=1.0),
+        record("a-long-name-of-a-run-20260101-010203", val_loss=1.0),
         record("b", found=[("vanishing-gradient", Severity.CRITICAL)]),
     ]
     console = Console(file=io.StringIO(), width=width)
@@ -230,7 +230,8 @@ def test_a_table_fits_the_terminal_and_tells_what_was_found(record, width):
 
     lines = console.file.getvalue().splitlines()
     assert max(map(len, lines)) <= width
-    assert re.match(r"✔ healthy +\S*010000-first +5 +", lines[1])
+    name = r"a-long-na\S*~010203" if width == 80 else "a-long-name-of-a-run-20260101-010203"
+    assert re.match(rf"✔ healthy +{name} +5 +", lines[1]), "both ends of a name stay"
     assert re.search(r"✖ critical +b +5 .*24 h|1 d +vanishing-gradient", lines[2])
     assert ("val loss" in lines[0]) == (width == 200)
 

@@ -1,5 +1,7 @@
 """What the loop records, evaluates, saves and ends on, as its config says."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ import torch
 from gradwatch import load_run
 from gradwatch.config.load import load_config
 from gradwatch.train import checkpoint
-from gradwatch.train.loop import train
+from gradwatch.train.loop import new_directory, train
 
 CONFIG = """
 run: {{name: loop, out: {out}}}
@@ -23,6 +25,16 @@ def run(tmp_path, *overrides):
     path = tmp_path / "loop.yaml"
     path.write_text(CONFIG.format(out=tmp_path / "runs"))
     return train(load_config(path, overrides), log_format="plain")
+
+
+def test_a_run_directory_begins_with_the_name_and_two_of_one_second_differ(tmp_path):
+    path = tmp_path / "loop.yaml"
+    path.write_text(CONFIG.format(out=tmp_path / "runs"))
+
+    names = [new_directory(load_config(path)).name for _ in range(3)]
+
+    assert len(set(names)) == 3
+    assert all(re.fullmatch(r"loop-\d{8}-\d{6}(-[23])?", name) for name in names)
 
 
 def test_every_step_is_recorded_and_validation_once_an_epoch_and_at_the_end(tmp_path):

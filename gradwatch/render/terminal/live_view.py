@@ -33,7 +33,7 @@ ROOMY = 100
 """Minimum columns of a terminal in which the legend of the strip explains its scale."""
 NEWEST = 3
 """Number of newest findings to show."""
-DATED = re.compile(r"^\d{8}-\d{6}-")  # default names of runs begin with date and time
+DATE = re.compile(r"-\d{8}-\d{6}")  # default names of runs end with date and time
 
 
 def panel(history: History, of: Sequence[Layer], *, width: int, signs: Glyphs) -> Text:
@@ -79,8 +79,8 @@ def progress(history: History, *, width: int, signs: Glyphs) -> Text:
 
 
 def _undated(name: str, room: int) -> str:
-    # the end of a name tells runs apart better than their date
-    return name if len(name) <= room else DATED.sub("", name)
+    # only one run is shown, so its date tells nothing
+    return name if len(name) <= room else DATE.sub("", name)
 
 
 def _label(name: str) -> Text:

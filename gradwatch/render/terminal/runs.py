@@ -36,6 +36,7 @@ WIDE = 110
 """Minimum columns for all metrics. A narrower table omits the training loss and one validation metric."""
 NAME, FOUND, GAP = 20, 20, 2
 """Minimum columns of a name, preferred columns of the finding kinds, and columns between two cells."""
+TIME = 6  # characters at the end of a name that is cut: hour, minute and second
 WHOLE = 10**6  # a width that cuts nothing
 
 KEYS: dict[str, Callable[[RunSummary], Any]] = {
@@ -153,7 +154,12 @@ def _health(run: RunSummary, signs: Glyphs) -> Text:
 
 def _name(run: RunSummary, width: int) -> Text:
     ended = "" if run.ending.kind == "finished" else f"  {run.ending.word}"
-    return Text.assemble((units.shorten(run.name, max(8, width - len(ended))), "bold"), (ended, "dim"))
+    return Text.assemble((_cut(run.name, max(12, width - len(ended))), "bold"), (ended, "dim"))
+
+
+def _cut(name: str, width: int) -> str:
+    # both ends stay: the config's name, and the time of day that tells its runs apart
+    return name if len(name) <= width else f"{name[: width - TIME - 1]}~{name[-TIME:]}"
 
 
 def _found(run: RunSummary, width: int) -> Text:

@@ -93,11 +93,11 @@ def test_a_dot_is_called_zero_only_where_it_is(vanishing, broken):
 
 def test_the_time_in_a_name_gives_way_where_it_is_narrow():
     run = Synthetic(layers=2, steps=30)
-    run.info = dataclasses.replace(run.info, name="20261120-192758-quickstart")
+    run.info = dataclasses.replace(run.info, name="quickstart-20261120-192758")
     history = run.history()
 
     assert progress(history, width=80, signs=UNICODE).plain.startswith("quickstart ")
-    assert progress(history, width=200, signs=UNICODE).plain.startswith("20261120-192758-quickstart ")
+    assert progress(history, width=200, signs=UNICODE).plain.startswith("quickstart-20261120-192758 ")
 
 
 def test_broken_numbers_are_drawn_as_broken(broken):
