@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import enum
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, final
+
+Item_co = TypeVar("Item_co", covariant=True)
 
 MAX_NAMES = 3
 """Maximum number of layers that a sentence about a finding names."""
+
+
+@final
+class Lines(tuple[Item_co, ...]):
+    """A tuple that prints as one line per item, or as `none`."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self)) or "none"
 
 
 class Severity(enum.IntEnum):
@@ -188,6 +200,10 @@ class Remedy:
     code: str = ""
     cures: bool | None = None
 
+    def __str__(self) -> str:
+        # several lines of code do not fit into a sentence; `gradwatch diagnose` shows them
+        return f"{self.text}: {self.code}" if self.code and "\n" not in self.code else self.text
+
 
 SURENESS = ((0.85, "almost certain"), (0.6, "likely"), (0.4, "one of two"), (0.0, "possible"))
 """Words for certainties, each with its lower limit: 0.4 is a cause with one rival of equal odds."""
@@ -226,6 +242,10 @@ class Diagnosis:
     def severity(self) -> Severity:
         """The highest severity of the findings."""
         return max(f.severity for f in self.findings)
+
+    def __str__(self) -> str:
+        fix = f"; fix: {self.remedies[0]}" if self.remedies else ""
+        return f"{self.cause} ({self.sureness}){fix}"
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for JSON."""

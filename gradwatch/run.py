@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 import numpy as np
@@ -17,8 +18,9 @@ from gradwatch.diagnose.rank import diagnose
 from gradwatch.history.disk.writer import read
 from gradwatch.history.store import Floats, History, Table
 from gradwatch.paths import user_path
-from gradwatch.records import Diagnosis, Event, Finding, RunInfo
+from gradwatch.records import Diagnosis, Event, Finding, Lines, RunInfo
 from gradwatch.render.common.format import plural
+from gradwatch.render.common.summary_lines import summary_text
 from gradwatch.render.notebook import plot
 from gradwatch.render.terminal.summary import summary_html
 
@@ -37,13 +39,16 @@ class Run:
 
     Args:
         history: Recorded data of the run.
+        directory: The run directory.
 
     Attributes:
         history: The recorded data, as detectors and sinks read it.
+        directory: The run directory.
     """
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: History, *, directory: Path) -> None:
         self.history = history
+        self.directory = directory
 
     @property
     def info(self) -> RunInfo:
@@ -51,14 +56,14 @@ class Run:
         return self.history.info
 
     @property
-    def findings(self) -> list[Finding]:
+    def findings(self) -> Lines[Finding]:
         """The open findings, oldest first."""
-        return self.history.findings
+        return Lines(self.history.findings)
 
     @property
-    def withdrawn(self) -> list[Finding]:
+    def withdrawn(self) -> Lines[Finding]:
         """The findings that later steps have shown to be over, oldest withdrawal first."""
-        return self.history.withdrawn
+        return Lines(self.history.withdrawn)
 
     @property
     def events(self) -> list[Event]:
@@ -66,9 +71,9 @@ class Run:
         return self.history.events
 
     @functools.cached_property  # a notebook asks for them each time it shows the run
-    def diagnoses(self) -> tuple[Diagnosis, ...]:
+    def diagnoses(self) -> Lines[Diagnosis]:
         """The diagnoses of the findings, most severe first."""
-        return diagnose(self.history)
+        return Lines(diagnose(self.history))
 
     @property
     def step(self) -> int:
@@ -122,6 +127,9 @@ class Run:
         """
         return plot.plot(self.history, statistic, layers=layers)
 
+    def __str__(self) -> str:
+        return summary_text(self.history, self.diagnoses, run_dir=self.directory)
+
     def __repr__(self) -> str:
         steps, findings = plural(self.step + 1, "step"), plural(len(self.findings), "finding")
         return f"<Run {self.info.name}: {steps}, {findings}>"
@@ -140,4 +148,4 @@ def load_run(path: str | os.PathLike[str]) -> Run:
         RunError: `path` is not a run directory, or cannot be read.
     """
     directory = user_path(path)
-    return Run(with_settings(read(directory), directory))
+    return Run(with_settings(read(directory), directory), directory=directory)

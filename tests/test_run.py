@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
 import gradwatch
 from gradwatch.errors import RunError
@@ -47,13 +48,31 @@ def test_a_run_holds_the_arrays_of_its_history(saved):
     np.testing.assert_array_equal(run["loss"], history["loss"])
     np.testing.assert_array_equal(run.steps("loss"), history.steps("loss"))
     assert run.param.layers == history.param.layers
-    assert run.findings == history.findings
+    assert run.findings == tuple(history.findings)
     assert run.frame("grad.l2").shape == history["grad.l2"].shape
     assert (run.step, run.info, run.events) == (29, history.info, [])
 
 
 def test_it_says_in_a_line_what_it_is(saved):
     assert repr(gradwatch.load_run(saved[1])) == "<Run synthetic: 30 steps, 1 finding>"
+
+
+def test_it_prints_problems_and_where_to_read_more(saved):
+    run = gradwatch.load_run(saved[1])
+
+    assert str(run).splitlines() == [
+        "synthetic: 1 problem in 30 steps: dead-layer (step 9)",
+        f"most likely cause: {run.diagnoses[0]}",
+        f"details: gradwatch diagnose {saved[1]}",
+    ]
+
+
+def test_its_findings_and_diagnoses_print_as_lines(saved):
+    run = gradwatch.load_run(saved[1])
+
+    assert str(run.findings) == "step 9: warning dead-layer (GW103) in layers.1.weight: <It>."
+    assert str(run.diagnoses) == str(run.diagnoses[0])
+    assert str(run.withdrawn) == "none"
 
 
 def test_a_notebook_shows_verdict_finding_and_layers(saved):
@@ -93,20 +112,53 @@ def test_a_run_that_is_not_there_is_a_mistake(tmp_path):
         gradwatch.load_run(tmp_path / "none")
 
 
-def test_a_monitor_shows_itself_in_a_notebook():
-    import torch
+def _train(monitor, model, optimizer, *, steps=3, bad=None):
+    for step in range(steps):
+        loss = model(torch.randn(4, 3)).square().mean() * (float("nan") if step == bad else 1)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        monitor.step(loss)
 
+
+@pytest.fixture
+def training():
+    """Return a model and its optimizer."""
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with gradwatch.watch(model, optimizer) as monitor:
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def test_a_monitor_prints_its_steps_and_the_way_to_call_it(training):
+    with gradwatch.watch(*training) as monitor:
+        early = str(monitor)
+        _train(monitor, *training)
+        late = str(monitor)
+
+    assert early == "watch: no step was recorded. Call `monitor.step(loss)` after each `optimizer.step()`"
+    assert late == "watch: healthy: no problems found in 3 steps"
+    assert str(monitor.findings()) == "none"
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+def test_a_monitor_prints_the_problem_its_cause_and_where_to_read_more(is_written, training, tmp_path):
+    run = tmp_path / "mine" if is_written else None
+    with gradwatch.watch(*training, run=run, on_finding=None) as monitor:
+        _train(monitor, *training, bad=2)
+
+    problem, cause, details = str(monitor).splitlines()
+    (diagnosis,) = monitor.close()
+    assert problem == f"{'mine' if is_written else 'watch'}: 1 problem in 3 steps: non-finite (step 2)"
+    assert cause == f"most likely cause: {diagnosis}"
+    assert details == (f"details: gradwatch diagnose {run}" if run else "details: print(monitor.findings())")
+    assert str(monitor.findings()) == str(monitor.findings()[0])
+    assert str(diagnosis) == f"{diagnosis.cause} ({diagnosis.sureness}); fix: {diagnosis.remedies[0].text}"
+
+
+def test_a_monitor_shows_itself_in_a_notebook(training):
+    with gradwatch.watch(*training) as monitor:
         early = _text(monitor._repr_html_())
-        for _ in range(3):
-            loss = model(torch.randn(4, 3)).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            monitor.step(loss)
+        _train(monitor, *training)
         text = _text(monitor._repr_html_())
 
     assert "no steps recorded" in early

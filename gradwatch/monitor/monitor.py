@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from gradwatch.diagnose.rank import diagnose
 from gradwatch.history.ending import Status
 from gradwatch.history.store import History
 from gradwatch.incident.step_snapshot import StepSnapshotter
@@ -31,7 +32,8 @@ from gradwatch.pipeline.pipeline import Pipeline
 from gradwatch.probe.activations.probe import ActivationProbe
 from gradwatch.probe.gradients.micro_batch import MicroBatchProbe
 from gradwatch.probe.inspections import Inspections
-from gradwatch.records import Diagnosis, Finding
+from gradwatch.records import Diagnosis, Finding, Lines
+from gradwatch.render.common.summary_lines import summary_text
 from gradwatch.render.own_loop.finding_handler import FindingStop
 
 FORKED = "a forked child process goes on with this monitor, which records only its parent; call watch() here"
@@ -210,14 +212,15 @@ class Monitor:
         self._append, self._observe = _not_appended, _not_observed
         self._is_closed, self._is_abandoned, self._diagnoses = True, True, ()
 
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> Lines[Finding]:
         """Return the open findings, in the order of their detection. `history.withdrawn` has the others."""
-        return tuple(self.history.findings)
+        return Lines(self.history.findings)
+
+    def __str__(self) -> str:
+        return summary_text(self.history, diagnose(self.history), run_dir=self.run_dir)
 
     def _repr_html_(self) -> str:
         # called by notebooks only, so the renderer is imported here
-        from gradwatch.diagnose.rank import diagnose
-
         state = random.getstate()  # rich draws a number when it is imported
         from gradwatch.render.terminal.summary import summary_html
 

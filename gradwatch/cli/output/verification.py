@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gradwatch.cli.output.bad_operation import Row, grid, located_rows
+from gradwatch.cli.output.bad_operation import Row, grid, styled_rows
 from gradwatch.records import Severity
 from gradwatch.render.common import format as units
 from gradwatch.render.common.style import OK, SEVERITY
@@ -118,7 +118,7 @@ def _verification_rows(verification: Verification) -> Iterator[Row]:
         yield "", Text("the symptom did not reproduce, so nothing can be verified", STATUS["open"])
     if verification.located:
         yield "first bad", Text(verification.located.title, "bold")
-        yield from located_rows(verification.located, None, brief=True)
+        yield from styled_rows(verification.located, None, brief=True)
     if verification.sorted:
         yield "depends", verification.sorted
     for tested in verification.causes:

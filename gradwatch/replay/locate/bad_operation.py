@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, final
 
+from gradwatch.errors import shown_path
+from gradwatch.render.common import format as units
 from gradwatch.replay.locate.records import Operation, Place, Value
+
+LABEL = 10
+"""Columns of a label in the text."""
+MAX_NAMES, MAX_SAMPLES, MAX_LINKS = 4, 12, 6
+"""Maximum numbers of gradients, samples and operations of a path that the text lists."""
 
 
 class Blame(StrEnum):
@@ -78,6 +86,43 @@ class Located:
         """Line that called the operation; for the backward pass, the line of its forward operation."""
         return self.operation.place
 
+    @property
+    def verdict(self) -> str:
+        """The beginning of a sentence that ends with `title`."""
+        return f"the first {'jump in magnitude' if self.is_jump else 'bad operation'} is"
+
+    def __str__(self) -> str:
+        return "\n".join([f"{self.verdict} {self.title}", *(f"{label:>{LABEL}} {text}" for label, text in self.rows())])
+
+    def rows(self, *, since: int | None = None, brief: bool = False) -> Iterator[tuple[str, str]]:
+        """Yield labels and texts about the operation: its place, inputs, outputs and cause, and the path to it.
+
+        Args:
+            since: Step whose update made the weight bad, or None.
+            brief: Whether to omit values and path.
+        """
+        operation = self.operation
+        yield "module", _module(operation)
+        if place := operation.place:
+            yield "line", f"{shown_path(place.file)}:{place.line}, in {place.function}"
+            yield "", place.text
+        if not brief:
+            yield from (("in", _value(value)) for value in operation.inputs)
+            yield from (("out", _value(value)) for value in operation.outputs if value.size)
+        bad_since = "" if since is None else f"; since the update at step {since:,}"
+        yield "cause", f"{self.blame}: {self.because}{bad_since}"
+        if self.samples and (not brief or self.blame is Blame.DATA):
+            yield "samples", _few([str(i) for i in self.samples], MAX_SAMPLES) + " of the batch"
+            if self.in_data:
+                yield "", _few([f"{i:,}" for i in self.in_data], MAX_SAMPLES) + " of the training data"
+        if brief:
+            return
+        if self.reaches:
+            gradients = self.reaches != ("the loss",)
+            yield "reaches", ("the gradient of " if gradients else "") + _few(self.reaches, MAX_NAMES)
+        yield "path", _path(self.chain)
+        yield "", f"traced {units.plural(self.followed, 'operation')} in {units.plural(self.runs, 'run')} of the step"
+
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
         return {
@@ -110,3 +155,36 @@ def _operation(operation: Operation) -> dict[str, Any]:
         "inputs": [v.to_json() for v in operation.inputs],
         "outputs": [v.to_json() for v in operation.outputs],
     }
+
+
+def _module(operation: Operation) -> str:
+    if not operation.module_type:
+        return "in no module"
+    return f"{operation.module or 'the model itself'} ({operation.module_type})"
+
+
+def _value(value: Value) -> str:
+    text = f"{'x'.join(map(str, value.shape)) or 'scalar'} {value.dtype}"
+    if value.low == value.low:  # nan if no value is finite, or if the dtype is not floating
+        low, high = units.number(value.low), units.number(value.high)
+        text += f", {low}" if low == high else f", {low} to {high}"
+    if value.bad:
+        kinds = [f"{value.nans:,} NaN"] if value.nans else []
+        infinity = "-Inf" if value.negative_only else "Inf"
+        kinds += [f"{value.bad - value.nans:,} {infinity}"] if value.bad > value.nans else []
+        text += f", {' and '.join(kinds)} of {value.size:,}"
+    return text + (f"  {value.name}" if value.name else "")
+
+
+def _path(chain: Sequence[Operation]) -> str:
+    names = [f"{o.module}: {o.name}" if o.module else o.name for o in chain]
+    # consecutive operations with equal labels add nothing
+    names = [name for i, name in enumerate(names) if i == 0 or name != names[i - 1]]
+    if len(names) > MAX_LINKS + 1:  # the first one, and the last ones
+        names = [names[0], f"({len(names) - MAX_LINKS - 1} more)", *names[-MAX_LINKS:]]
+    return " > ".join(names)
+
+
+def _few(names: Sequence[str], most: int) -> str:
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

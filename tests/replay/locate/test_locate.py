@@ -1,15 +1,18 @@
 """The first bad operation is named: what it is, in which module, on which line, and whose fault it is."""
 
+import io
 import json
 from pathlib import Path
 
 import pytest
 import torch
 from replay.locate.singularities import MIXED, PLANTS, SPREAD, ZEROS, Attention, EmptyRow, Log, Net, Plain, RootOfZero
+from rich.console import Console
 from torch import nn
 from torch.nn.modules import module as hooks
 
 import gradwatch
+from gradwatch.cli.output.bad_operation import print_located
 from gradwatch.replay.locate.bad_operation import Blame
 from gradwatch.replay.locate.locate import locate
 
@@ -249,3 +252,14 @@ def test_attention_of_torch_is_one_module_of_the_path():
     located = locate(lambda x: model(x).sum(), SPREAD)
 
     assert (located.module, located.operation.module_type) == ("part.attend", "MultiheadAttention")
+
+
+def test_it_prints_as_the_command_line_does():
+    located = located_in(PLANTS["log of zero"])
+
+    recorder = Console(file=io.StringIO(), width=200)
+    print_located(recorder, located, step=7)
+
+    shown, printed = recorder.file.getvalue().splitlines(), str(located).splitlines()
+    assert [line.rstrip() for line in shown] == [f"step 7: {printed[0]}", *printed[1:]]
+    assert f"singularities.py:{located.place.line}, in {located.place.function}" in printed[2]
