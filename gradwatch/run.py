@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from gradwatch.config.settings import with_settings
 from gradwatch.diagnose.rank import diagnose
+from gradwatch.history.disk.parquet import write_parquet
 from gradwatch.history.disk.writer import read
 from gradwatch.history.store import Floats, History, Table
 from gradwatch.paths import user_path
@@ -111,6 +112,17 @@ class Run:
     def frame(self, statistic: str) -> pandas.DataFrame:
         """Return a statistic as a pandas frame with a row per step and a column per layer. Needs pandas."""
         return self.history.frame(statistic)
+
+    def to_parquet(self, path: str | os.PathLike[str]) -> None:
+        """Write all statistics to a Parquet file, with a row per step, layer and statistic. Needs pyarrow.
+
+        Args:
+            path: The file, which is replaced if it exists. The page on run directories describes its columns.
+
+        Raises:
+            GradwatchError: pyarrow is not installed, or the file cannot be written.
+        """
+        write_parquet(self.history, user_path(path))
 
     def plot(self, statistic: str, *, layers: Sequence[str] | None = None) -> Figure:
         """Draw a statistic over the run, with a line per layer and the findings marked. Needs matplotlib.

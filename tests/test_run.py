@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pandas
 import pytest
 import torch
 
@@ -53,6 +54,13 @@ def test_a_run_holds_the_arrays_of_its_history(saved):
     assert (run.step, run.info, run.events) == (29, history.info, [])
 
 
+def test_a_run_is_written_as_parquet(saved, tmp_path):
+    gradwatch.load_run(saved[1]).to_parquet(str(tmp_path / "run.parquet"))
+
+    losses = pandas.read_parquet(tmp_path / "run.parquet", filters=[("statistic", "==", "loss")])
+    np.testing.assert_array_equal(losses.value, saved[0]["loss"])
+
+
 def test_it_says_in_a_line_what_it_is(saved):
     assert repr(gradwatch.load_run(saved[1])) == "<Run synthetic: 30 steps, 1 finding>"
 
@@ -91,7 +99,7 @@ def test_a_statistic_is_drawn(saved):
 def test_reading_and_showing_a_run_takes_no_torch(saved):
     program = (
         "import sys, gradwatch; run = gradwatch.load_run(sys.argv[1]); run._repr_html_(); "
-        "print({'torch', 'matplotlib', 'IPython', 'pandas'} & set(sys.modules))"
+        "print({'torch', 'matplotlib', 'IPython', 'pandas', 'pyarrow'} & set(sys.modules))"
     )
 
     done = subprocess.run([sys.executable, "-c", program, saved[1]], capture_output=True, text=True, timeout=60)

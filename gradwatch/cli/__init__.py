@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from gradwatch.cli import compare, diagnose, explain, replay, runs, schema, train
+from gradwatch.cli import compare, diagnose, explain, export, replay, runs, schema, train
 from gradwatch.cli import list as list_
 from gradwatch.cli.command import Command, Group
 from gradwatch.cli.output.console import output_error, print_message, show_warning, write
@@ -57,6 +57,7 @@ app.command("diagnose", cls=Command)(diagnose.command)
 app.command("replay", cls=Command)(replay.command)
 app.command("runs", cls=Command)(runs.command)
 app.command("compare", cls=Command, no_args_is_help=True)(compare.command)
+app.command("export", cls=Command)(export.command)
 app.command("list", cls=Command)(list_.command)
 app.command("explain", cls=Command)(explain.command)
 app.command("schema", cls=Command)(schema.command)

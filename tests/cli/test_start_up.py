@@ -9,7 +9,7 @@ PROGRAM = """
 import sys
 from gradwatch.cli import main
 code = main(sys.argv[1:])
-heavy = sorted({"torch", "torchvision", "tensorboard", "pandas"} & set(sys.modules))
+heavy = sorted({"torch", "torchvision", "tensorboard", "pandas", "pyarrow"} & set(sys.modules))
 sys.stderr.write(f"\\ncode {code} heavy {heavy}")
 """
 
@@ -30,6 +30,7 @@ sys.stderr.write(f"\\ncode {code} heavy {heavy}")
         (["diagnose", "{run}"], 0),
         (["runs", "{run}"], 0),
         (["compare", "{run}", "{run}"], 0),
+        (["export", "--help"], 0),
         (["diagnose", "{run}", "--format", "json", "--redetect"], 0),
     ],
 )

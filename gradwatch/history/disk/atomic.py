@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from gradwatch.errors import RunError
@@ -20,14 +21,31 @@ def replace(path: Path, data: bytes) -> None:
     Raises:
         RunError: The file could not be written. Its old content is unchanged.
     """
+    with replacement(path, needed=len(data)) as temporary:
+        temporary.write_bytes(data)
+
+
+@contextlib.contextmanager
+def replacement(path: Path, *, needed: int = 0) -> Iterator[Path]:
+    """Replace a file atomically by a temporary file next to it, which the block writes.
+
+    Args:
+        path: The file.
+        needed: Bytes to write, for the error; 0 if they are not known.
+
+    Raises:
+        RunError: The file could not be written. Its old content is unchanged.
+    """
     temporary = path.with_name(path.name + ".tmp")
     try:
-        temporary.write_bytes(data)
+        yield temporary
         temporary.replace(path)
-    except OSError as error:
+    except BaseException as error:
         with contextlib.suppress(OSError):  # the first error is the one to report
             temporary.unlink()
-        raise write_error(path, needed=len(data), error=error) from error
+        if isinstance(error, OSError):
+            raise write_error(path, needed=needed, error=error) from error
+        raise
 
 
 def make_folder(path: Path) -> None:
