@@ -23,7 +23,7 @@ from gradwatch.records import Diagnosis, Event, Finding, Lines, RunInfo
 from gradwatch.render.common.format import plural
 from gradwatch.render.common.summary_lines import summary_text
 from gradwatch.render.notebook import plot
-from gradwatch.render.terminal.summary import summary_html
+from gradwatch.render.terminal.diagnosis import diagnosis_html
 
 # optional dependencies: imported only by the methods that need them
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class Run:
         return f"<Run {self.info.name}: {steps}, {findings}>"
 
     def _repr_html_(self) -> str:
-        return summary_html(self.history, self.diagnoses)
+        return diagnosis_html(self.history, self.diagnoses)
 
 
 def load_run(path: str | os.PathLike[str]) -> Run:

@@ -86,7 +86,7 @@ def test_its_findings_and_diagnoses_print_as_lines(saved):
 def test_a_notebook_shows_verdict_finding_and_layers(saved):
     text = _text(gradwatch.load_run(saved[1])._repr_html_())
 
-    assert "▲ 1 warning" in text
+    assert "▲ 1 problem (warning): branch multiplied by zero" in text
     assert "GW103 dead-layer" in text
     assert "layers.2" in text
     assert "&lt;It&gt;." in text

@@ -46,6 +46,14 @@ OutputOption = Annotated[
         rich_help_panel=OUTPUT,
     ),
 ]
+FullOption = Annotated[
+    bool,
+    typer.Option(
+        "--full",
+        help="Print everything: layers, trends, all evidence, other causes, and how to confirm each.",
+        rich_help_panel=OUTPUT,
+    ),
+]
 RedetectOption = Annotated[
     bool,
     typer.Option(
@@ -119,6 +127,7 @@ def command(
     run: RunArgument = None,
     form: FormatOption = "text",
     target: OutputOption = None,
+    full: FullOption = False,
     fail_on: FailOnOption = "warning",
     redetect: RedetectOption = False,
     overrides: SetOption = None,
@@ -162,12 +171,22 @@ def command(
     elif form == "html":
         _write_report(target, run, history, diagnoses)
     else:
-        from gradwatch.render.terminal.diagnosis import print_diagnosis
-
-        print_diagnosis(output(), history, diagnoses, run=run)
+        _print_text(run, history, diagnoses, full=full)
         if answer:
             answer.show(output())
     raise typer.Exit(exit_code(history.findings, fail_on))
+
+
+def _print_text(run: Path, history: History, diagnoses: tuple[Diagnosis, ...], *, full: bool) -> None:
+    """Print the diagnosis for people: on one screen, or everything."""
+    if full:
+        from gradwatch.render.terminal.diagnosis import print_diagnosis
+
+        print_diagnosis(output(), history, diagnoses, run=run)
+    else:
+        from gradwatch.render.terminal.summary import print_summary
+
+        print_summary(output(), history, diagnoses, run_dir=run)
 
 
 def _write_report(target: Path | None, run: Path, history: History, diagnoses: tuple[Diagnosis, ...]) -> None:

@@ -126,7 +126,8 @@ def _diagnosis(history: History, best: _Candidate) -> Diagnosis:
     leading = best.findings[0]
     case = Case.of(history, best.findings)
     others = {f.kind: f.since for f in reversed(best.findings) if f.kind != leading.kind}
-    parts = [_observation(leading), best.cause.because]
+    # without the messages of the findings, which are shown with every diagnosis
+    parts = [best.cause.because]
     parts += [f"In the autograd graph of the loss: {text}." for text in graph_notes(history, leading)]
     if case.numbers.jumped_at is not None and best.cause.conditions.get(Condition.RATE_JUMPED, 0) > 1:
         parts.append(f"The learning rate jumped to a new maximum at step {case.numbers.jumped_at}.")
@@ -151,13 +152,6 @@ def _diagnosis(history: History, best: _Candidate) -> Diagnosis:
     )
 
 
-def _observation(finding: Finding) -> str:
-    """Return a finding as a sentence, with its onset if that differs from the step of the report."""
-    if finding.since == finding.step:
-        return f"At step {finding.step}, {finding.message}."
-    return f"Since step {finding.since} (found at step {finding.step}): {finding.message}."
-
-
 def _unexplained(findings: tuple[Finding, ...]) -> Diagnosis:
     """Return a diagnosis for findings that lead to no cause in the table."""
     first = findings[0]
@@ -165,7 +159,7 @@ def _unexplained(findings: tuple[Finding, ...]) -> Diagnosis:
         cause=f"{first.kind}, unexplained",
         certainty=0.0,
         findings=findings,
-        because=f"{_observation(first)} No known cause matches it.",
+        because="No known cause matches it.",
         confirm=f"`gradwatch explain {first.code}` describes the symptom and what to check. Compare the "
         f"steps before {first.since} with the steps after it, layer by layer.",
         remedies=(),

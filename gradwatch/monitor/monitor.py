@@ -222,9 +222,9 @@ class Monitor:
     def _repr_html_(self) -> str:
         # called by notebooks only, so the renderer is imported here
         state = random.getstate()  # rich draws a number when it is imported
-        from gradwatch.render.terminal.summary import summary_html
+        from gradwatch.render.terminal.diagnosis import diagnosis_html
 
-        html = summary_html(self.history, diagnose(self.history))
+        html = diagnosis_html(self.history, diagnose(self.history))
         random.setstate(state)
         return html
 

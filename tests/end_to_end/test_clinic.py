@@ -1,18 +1,26 @@
 """Every config of the clinic is diagnosed as its second line expects, from the run on disk."""
 
+import io
 import json
+import math
 import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from gradwatch.cli import main
 from gradwatch.config.load import load_config
 from gradwatch.detect import detectors
+from gradwatch.diagnose.rank import diagnose
+from gradwatch.render.terminal.summary import print_summary
 from gradwatch.train.loop import train
 
 ROOT = Path(__file__).parents[2]
 CLINIC = ROOT / "configs" / "clinic"
+WIDTH = 80
+MAX_LINES = 18
+"""Most lines of a summary, which leaves a screen of 24 lines room for the findings above it."""
 EXPECT = re.compile(r"^# expect: (?P<kind>[a-z0-9-]+)(?: \((?P<code>GW\d{3})\)(?: in (?P<layer>\S+))?)?$")
 """The second line of a config: what it must be diagnosed as, and where its layer's name begins unless it is the run."""
 
@@ -47,6 +55,23 @@ def test_every_illness_is_of_a_known_kind_and_has_a_cure():
     assert len(ILL) == 6
 
 
+def assert_one_screen(outcome, cause):
+    """Check that the summary has cause, fix and evidence on one screen of 80 columns, and says nothing twice."""
+    console = Console(file=io.StringIO(), width=WIDTH)
+    history, run_dir = outcome.history, Path("runs") / outcome.directory.name
+    print_summary(console, history, diagnose(history), run_dir=run_dir)
+    text = console.file.getvalue()
+    lines = text.splitlines()
+
+    assert sum(math.ceil(len(line) / WIDTH) or 1 for line in lines) <= MAX_LINES, text
+    assert re.match(r"[▲✖] 1 problem \((warning|critical)\): " + cause, lines[0])
+    assert [line for line in lines if len(line) > WIDTH and "gradwatch train" not in line] == []
+    assert {"fix", "found", "evidence"} <= {line[:10].strip() for line in lines}
+    assert lines[-1].endswith(f"gradwatch diagnose {run_dir} --full")
+    sentences = [s for s in re.split(r"[.;:]\s", " ".join(text.split())) if len(s.split()) > 3]
+    assert len(sentences) == len(set(sentences))
+
+
 @pytest.mark.parametrize("name", ILL)
 def test_an_illness_is_diagnosed_as_what_it_is(name, tmp_path, monkeypatch, capsys):
     code, said, outcome = train_and_diagnose(name, tmp_path, monkeypatch, capsys)
@@ -62,6 +87,7 @@ def test_an_illness_is_diagnosed_as_what_it_is(name, tmp_path, monkeypatch, caps
     assert [f["message"] for f in said["findings"]] == [f.message for f in outcome.history.findings], (
         "the saved run answers what the live run said"
     )
+    assert_one_screen(outcome, first["cause"])
 
 
 @pytest.mark.parametrize("name", HEALTHY)

@@ -52,7 +52,7 @@ def test_the_terminal_says_that_a_finding_was_withdrawn(show, recovered, make_co
 
     text = written(console)
     assert text.startswith("✔ healthy")
-    assert re.sub(" +", " ", text).splitlines()[-1].strip() == f"withdrawn {OVER}"
+    assert f"withdrawn {OVER}" in re.sub(" +", " ", text)
 
 
 def test_lines_of_a_live_run_say_so_as_it_happens(recovered, make_console, written):
@@ -112,7 +112,7 @@ def test_the_onset_stands_in_report_tensorboard_and_json(late):
 
 def test_each_layer_of_a_joint_finding_is_marked(late, make_console, written):
     console = make_console(140)
-    print_summary(console, late, (), run_dir=None)
+    print_diagnosis(console, late, ())
 
     rows = [line for line in written(console).splitlines() if "dead-layer, step 60" in line]
     assert len(rows) == 4

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from gradwatch.errors import is_users, shown_path
 
-_STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
+_STYLES = {"error": "bold bright_red", "warning": "bold yellow", "note": "bold"}
 
 
 class PipeConsole(Console):

@@ -9,8 +9,8 @@ from rich.text import Text
 
 from gradwatch.errors import Excerpt, Problem, dotted
 
-_FRAME = "bold blue"
-_CARET = "bold red"
+_FRAME = "bold cyan"
+_CARET = "bold bright_red"
 
 
 def shown_problem(problem: Problem) -> Text:

@@ -14,14 +14,13 @@ from rich.text import Text
 from gradwatch.cli.output.bad_operation import Row, grid, styled_rows
 from gradwatch.records import Severity
 from gradwatch.render.common import format as units
-from gradwatch.render.common.style import OK, SEVERITY
+from gradwatch.render.common.style import CODE, OK, SEVERITY
 
 if TYPE_CHECKING:
     from gradwatch.replay.cure import Cure
     from gradwatch.replay.trials.ab_test import ConfigComparison, SeedPair
     from gradwatch.replay.verify.result import Experiment, Verification
 
-CODE = "#0087af"
 STATUS = {"confirmed": OK, "refuted": "dim", "open": SEVERITY[Severity.WARNING]}
 
 

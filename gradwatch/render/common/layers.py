@@ -135,9 +135,16 @@ def newest_known(table: Table, statistic: str) -> Floats:
 
 
 def worst_finding(layer: Layer, findings: Iterable[Finding]) -> Finding | None:
-    """Return the most severe finding on a layer or one of its parameters, the earliest if several are equal."""
-    mine = [f for f in findings if not layer.names.isdisjoint(f.names)]
+    """Return the most severe finding on a layer, the earliest if several are equal.
+
+    A finding is on a layer if it names the layer, one of its parameters, or a module that contains the layer.
+    """
+    mine = [f for f in findings if any(_covers(name, layer) for name in f.names)]
     return max(mine, key=lambda f: (f.severity, -f.since), default=None)
+
+
+def _covers(name: str, layer: Layer) -> bool:
+    return name in layer.names or layer.name.startswith(f"{name}.")
 
 
 def median_distances(norms_M: Floats, of: Sequence[Layer]) -> Floats:

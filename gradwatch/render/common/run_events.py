@@ -42,24 +42,25 @@ class RunEvent:
     command: str = ""
 
 
-def run_events(history: History, *, run: Path | None) -> Iterator[RunEvent]:
+def run_events(history: History, *, run: Path | None, most: int = MAX_PER_KIND) -> Iterator[RunEvent]:
     """Yield the events of a run, grouped by kind, then the withdrawn findings above info.
 
     Args:
         history: The run.
         run: Run directory, or None.
+        most: Maximum number of events of a kind; a last one says how many more there are.
     """
     for kind, label in LABELS.items():
         mine = [event for event in history.events if event.kind == kind.name]
-        for event in mine[:MAX_PER_KIND]:
+        for event in mine[:most]:
             yield _run_event(event, label, run)
-        if len(mine) > MAX_PER_KIND:
-            yield RunEvent(label=label, text=f"and {len(mine) - MAX_PER_KIND:,} more")
+        if len(mine) > most:
+            yield RunEvent(label=label, text=f"and {len(mine) - most:,} more")
     over = [finding for finding in history.withdrawn if finding.severity > Severity.INFO]
-    for finding in over[:MAX_PER_KIND]:
+    for finding in over[:most]:
         yield RunEvent(label=WITHDRAWN, text=finding.life)
-    if len(over) > MAX_PER_KIND:
-        yield RunEvent(label=WITHDRAWN, text=f"and {len(over) - MAX_PER_KIND:,} more")
+    if len(over) > most:
+        yield RunEvent(label=WITHDRAWN, text=f"and {len(over) - most:,} more")
 
 
 def _run_event(event: Event, label: str, run: Path | None) -> RunEvent:

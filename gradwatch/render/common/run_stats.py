@@ -19,7 +19,7 @@ from gradwatch.render.common import format as units
 Floats = NDArray[np.floating[Any]]
 
 SHORT_S = 10.0
-"""Duration below which the overhead is shown in seconds too. Each run spends about 0.1 s once at its start, for the
+"""Duration below which the overhead is not shown as percent. Each run spends about 0.1 s once at its start, for the
 graph, the first samples and opening files. In a shorter run, that is 1 % or more, which a longer run does not have."""
 
 MIN_JUDGED_STEPS = 128
@@ -60,7 +60,7 @@ def health(history: History) -> str:
         return "no steps recorded"
     total = history.info.total_steps
     counts = [(sum(f.severity == severity for f in history.findings), severity) for severity in reversed(Severity)]
-    found = ", ".join(_counted(count, severity) for count, severity in counts if count)
+    found = ", ".join(counted(count, severity) for count, severity in counts if count)
     if worst_severity(history) is not None:
         return found
     # a live run, or one that ended before its planned steps; early stopping is an end as planned
@@ -71,7 +71,8 @@ def health(history: History) -> str:
     return f"{healthy}, {found}" if found else healthy
 
 
-def _counted(count: int, severity: Severity) -> str:
+def counted(count: int, severity: Severity) -> str:
+    """Return a number of problems of a severity, such as `2 critical problems`, `1 warning` or `3 notes`."""
     noun = {Severity.CRITICAL: "critical problem", Severity.WARNING: "warning", Severity.INFO: "note"}[severity]
     return units.plural(count, noun)
 
@@ -111,13 +112,12 @@ def run_stats(history: History) -> RunStats:
 
 
 def watching(run: RunStats) -> str:
-    """Return the overhead of monitoring as percent of the time, for a short run also in seconds; `-` if unknown."""
-    share = units.percent(run.watch_frac)
-    if share == units.MISSING:
-        return share
-    if run.seconds >= SHORT_S:
-        return f"{share} of the time"
-    return f"{units.duration(run.watch_s)} ({share})"
+    """Return the overhead of monitoring per step, and for a long run as percent of the time; `-` if unknown."""
+    if math.isnan(run.watch_frac):
+        return units.MISSING
+    # us, as in torch's profiler: a terminal without Unicode has no micro sign
+    per_step = f"{1e6 * run.watch_s / run.steps:,.0f} us per step"
+    return f"{per_step} ({units.percent(run.watch_frac)})" if run.seconds >= SHORT_S else per_step
 
 
 def environment(info: RunInfo) -> dict[str, str]:

@@ -27,6 +27,9 @@ DECADES = 1.0
 # without a warning color, so that gradients of equal size look healthy at any level
 HEAT = ("#875fd7", "#5f5fd7", "#5f87d7", "#0087af", "#008787", "#00875f", "#008700", "#5f8700")
 
+BROKEN = "bright_red"
+"""Color of NaN, of Inf and of zeros, a name that the theme of a terminal adapts to its background."""
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -151,10 +154,10 @@ def _append_cell(text: Text, norm: float, top: float, signs: Glyphs, cell: int) 
     if np.isnan(norm):
         text.append(signs.absent * cell, "dim")
     elif np.isinf(norm):
-        text.append(signs.broken * cell, "bold #d70000")
+        text.append(signs.broken * cell, f"bold {BROKEN}")
     # a norm below the lowest level is drawn as zero; the order matters, since log10 needs a positive norm
     elif norm <= 0 or (level := LEVELS - 1 - int(np.log10(top / norm))) < 0:
-        text.append(signs.zero * cell, "#d70000")
+        text.append(signs.zero * cell, BROKEN)
     else:
         text.append(signs.bars[level] * cell, HEAT[level])
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from rich.text import Text
 
 from gradwatch.records import Finding, Severity
-from gradwatch.render.common.sparkline import Glyphs
+from gradwatch.render.common.sparkline import BROKEN, Glyphs
 
-# from the 256-color cube, at least 3:1 on black and on white (WCAG 2.1, 1.4.11)
-OK = "#008700"
-SEVERITY = {Severity.INFO: "#0087af", Severity.WARNING: "#d75f00", Severity.CRITICAL: "bold #d70000"}
+# names of the 16 ANSI colors, which the theme of a terminal adapts to its background; fixed colors fit few themes
+OK = "green"
+SEVERITY = {Severity.INFO: "cyan", Severity.WARNING: "bold yellow", Severity.CRITICAL: f"bold {BROKEN}"}
+CODE = "cyan"
+"""Style of settings and lines of code to copy."""
 
 
 def mark(severity: Severity | None, signs: Glyphs) -> Text:

@@ -1,36 +1,37 @@
-"""Print diagnoses as text: findings, trend with the onset marked, evidence, cause, confirmation and remedy."""
+"""Print a run in full: layers, findings, trends with the onset marked, evidence, causes, confirmations and remedies."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rich.console import Console, Group, RenderableType
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
 from gradwatch.history.store import History
-from gradwatch.records import Diagnosis, Finding, Remedy, Severity
+from gradwatch.records import Diagnosis, Finding, Quantity, Remedy, Severity
 from gradwatch.render.common import format as units
 from gradwatch.render.common.config_patch import TESTED, patch_command, patch_yaml
-from gradwatch.render.common.headline import headline
+from gradwatch.render.common.headline import headline, packed, title
+from gradwatch.render.common.problems import grouped, problems
 from gradwatch.render.common.run_events import run_events
 from gradwatch.render.common.series import series_of
 from gradwatch.render.common.sparkline import Glyphs, glyphs
-from gradwatch.render.common.style import OK, SEVERITY, mark
+from gradwatch.render.common.style import CODE, OK, SEVERITY
+from gradwatch.render.terminal.display import exported_html, html_console
+from gradwatch.render.terminal.layer_table import layer_table
+from gradwatch.render.terminal.paragraphs import LABEL, Row, command, print_lines, print_rows
 
-NAMES_BRIEF, NAMES = 3, 12
-"""Maximum number of layers that are listed per kind, in a summary and in a diagnosis."""
-LABEL = 10  # columns of a label
-CODE = "#0087af"
-
-Row = tuple[str, Text]
+MAX_NAMES = 12
+"""Maximum number of layers that are listed per kind."""
+HTML_WIDTH = 120
+"""Columns of a diagnosis in a notebook, which scrolls horizontally."""
 
 
 def print_diagnosis(
     console: Console, history: History, diagnoses: Sequence[Diagnosis], *, run: Path | None = None
 ) -> None:
-    """Print the output of `gradwatch diagnose`: the verdict, then each diagnosis with all of its evidence.
+    """Print the output of `gradwatch diagnose --full`: the layers, then each diagnosis with all of its evidence.
 
     Args:
         console: Console to print to.
@@ -39,93 +40,95 @@ def print_diagnosis(
         run: Run directory, or None.
     """
     signs = glyphs(console)
-    for line in headline(history, signs):
-        console.print(line)
-    print_run_events(console, history, run=run)
-    for block in blocks(history, diagnoses, signs=signs, brief=False, width=console.width):
+    print_lines(console, headline(history, diagnoses, signs, width=console.width))
+    print_rows(console, _events(history, run))
+    if history.info.layers and history.step >= 0:
         console.print()
-        console.print(block)
-    print_fix(console, diagnoses, run=run)
-
-
-def print_fix(console: Console, diagnoses: Sequence[Diagnosis], *, run: Path | None) -> None:
-    """Print the command that trains with the first remedy of the most severe diagnosis, if a config can express it."""
-    # a remedy that was tested and does not help is left out
-    tried = [r for d in diagnoses[:1] for r in d.remedies if r.cures is not False]
-    if run and tried and tried[0].patch:
+        console.print(layer_table(history, signs, width=console.width))
+    for problem in problems(history, diagnoses):
         console.print()
-        command = patch_command(run, tried[0].patch)
-        # a command must not be broken into lines: people copy it
-        console.print(Text.assemble(("  Try the fix:  ", "dim"), (command, "bold")), soft_wrap=True)
+        print_lines(console, title(problem, signs, width=console.width))
+        print_rows(console, _found(problem.findings, history, signs=signs, width=console.width))
+        if problem.diagnosis:
+            print_rows(console, _cause(problem.diagnosis))
+    if rows := [*_try(diagnoses, run)]:
+        console.print()
+        print_rows(console, rows)
 
 
-def print_run_events(console: Console, history: History, *, run: Path | None) -> None:
-    """Print the events of a run, if there are any."""
+def diagnosis_html(history: History, diagnoses: Sequence[Diagnosis]) -> str:
+    """Return a run in full as HTML for a notebook, escaped."""
+    console = html_console(HTML_WIDTH)
+    print_diagnosis(console, history, diagnoses)
+    return exported_html(console)
+
+
+def remedy_text(remedy: Remedy) -> Text:
+    """Return the sentence of a remedy, and whether a test has confirmed it."""
+    text = Text(remedy.text, "bold")
+    if remedy.cures is not None:
+        text.append(f"  {TESTED[remedy.cures]}", OK if remedy.cures else SEVERITY[Severity.WARNING])
+    return text
+
+
+def patch_rows(remedy: Remedy) -> Iterator[Row]:
+    """Yield the settings or the code of a remedy, unless its sentence has the code already."""
+    change = patch_yaml(remedy.patch) if remedy.patch else remedy.code
+    if change and change not in remedy.text:
+        yield "", Text(change, CODE)
+
+
+def evidence_rows(evidence: Sequence[Quantity], signs: Glyphs, *, width: int) -> Iterator[Row]:
+    """Yield numbers of evidence with their names, side by side. A line breaks between two numbers."""
+    facts = [Text(f"{q.name} {units.quantity(q)}") for q in evidence]
+    lines = packed(facts, width=width - LABEL - 1, indent="", hanging="", gap=f" {signs.dot} ")
+    if lines:
+        yield "evidence", Text("\n").join(lines)
+
+
+def _events(history: History, run: Path | None) -> Iterator[Row]:
     before = ""  # successive events of a kind share one label
     for event in run_events(history, run=run):
         label, before = "" if event.label == before else event.label, event.label
-        line = Text.assemble((f"{label:>{LABEL}} ", "dim"), event.text, (f" {event.command}".rstrip(), "bold"))
-        console.print(line, soft_wrap=True)  # a command must not be broken into lines: people copy it
+        yield label, Text(event.text)
+        if event.command:
+            yield "", command(event.command)
 
 
-def blocks(
-    history: History, diagnoses: Sequence[Diagnosis], *, signs: Glyphs, brief: bool, width: int
-) -> Iterator[RenderableType]:
-    """Yield a block of lines for each diagnosis, most severe first, then one for the unexplained findings.
-
-    Args:
-        history: The run, with its findings and trends.
-        diagnoses: Diagnoses to describe, most severe first.
-        signs: Glyphs that the terminal can show.
-        brief: Whether to print few names, only the smallest remedy and no source, for a summary.
-        width: Columns of the terminal.
-    """
-    explained = {f for d in diagnoses for f in d.findings}  # findings are frozen, so they can be in a set
-    # a stable sort: of equal severity, the earliest stays first
-    for diagnosis in sorted(diagnoses, key=lambda d: -d.severity):
-        title = _title(diagnosis.severity, diagnosis.cause, signs)
-        title.append(f"  {diagnosis.sureness}", "dim")
-        found = _found(diagnosis.findings, history, signs=signs, brief=brief, width=width)
-        yield Group(title, _grid([*found, *_cause(diagnosis, brief=brief)]))
-    loose = sorted((f for f in history.findings if f not in explained), key=lambda f: -f.severity)
-    if loose:
-        found = _found(loose, history, signs=signs, brief=brief, width=width)
-        yield Group(_title(loose[0].severity, "no known cause", signs), _grid([*found]))
+def _try(diagnoses: Sequence[Diagnosis], run: Path | None) -> Iterator[Row]:
+    """Yield the command that trains with the first remedy of the most severe diagnosis, if a config can express it."""
+    # a remedy that was tested and does not help is left out
+    tried = [r for d in diagnoses[:1] for r in d.remedies if r.cures is not False]
+    if run and tried and tried[0].patch:
+        yield "try it", Text("Train with the fix:")
+        yield "", command(patch_command(run, tried[0].patch))
 
 
-def _cause(diagnosis: Diagnosis, *, brief: bool) -> Iterator[Row]:
+def _cause(diagnosis: Diagnosis) -> Iterator[Row]:
     yield "why", Text(diagnosis.because)
     yield "confirm", Text(diagnosis.confirm)
     # remedies are alternatives, the most effective first
-    for i, remedy in enumerate(diagnosis.remedies[:1] if brief else diagnosis.remedies):
-        yield from _remedy("or" if i else "fix", remedy)
-    if diagnosis.source and not brief:
+    for i, remedy in enumerate(diagnosis.remedies):
+        yield "or" if i else "fix", remedy_text(remedy)
+        yield from patch_rows(remedy)
+    if diagnosis.source:
         yield "source", Text(diagnosis.source, "dim")
 
 
-def _title(severity: Severity, cause: str, signs: Glyphs) -> Text:
-    text = Text.assemble(mark(severity, signs), (f" {severity}  ", SEVERITY[severity]))
-    return text.append(cause, "bold")
-
-
-def _found(findings: Sequence[Finding], history: History, *, signs: Glyphs, brief: bool, width: int) -> Iterator[Row]:
+def _found(findings: Sequence[Finding], history: History, *, signs: Glyphs, width: int) -> Iterator[Row]:
     """Yield, for each kind, its layers, and the message, trend and evidence of its first finding.
 
     The kinds are sorted by severity. Kinds of equal severity stay in the order of `findings`.
     """
-    by_kind: dict[str, list[Finding]] = {}
-    for finding in findings:
-        by_kind.setdefault(finding.kind, []).append(finding)
-    worst_first = sorted(by_kind.values(), key=lambda mine: -max(f.severity for f in mine))
+    worst_first = sorted(grouped(findings), key=lambda mine: -max(f.severity for f in mine))
     for i, mine in enumerate(worst_first):
-        yield "also" if i else "found", _places(mine, NAMES_BRIEF if brief else NAMES)
+        yield "also" if i else "found", _places(mine)
         yield "", Text(mine[0].message)
-        if i == 0 or not brief:  # a summary shows the trend of the most severe kind only
-            yield from _trend(mine[0], history, signs, width)
-            yield from _evidence(mine[0], signs)
+        yield from _trend(mine[0], history, signs, width)
+        yield from evidence_rows(mine[0].evidence, signs, width=width)
 
 
-def _places(findings: Sequence[Finding], names: int) -> Text:
+def _places(findings: Sequence[Finding]) -> Text:
     """Return a kind with its layers and steps, a line per severity, most severe first."""
     text = Text()
     for severity in reversed(Severity):
@@ -135,8 +138,8 @@ def _places(findings: Sequence[Finding], names: int) -> Text:
         # a line per severity; an empty Text is false
         text.append("\n" if text else "").append(f"{mine[0].code} {mine[0].kind}", SEVERITY[severity])
         places = [place for f in mine for place in f.names or ("the whole run",)]
-        text.append(f" {severity} in ").append(", ".join(places[:names]), "bold")
-        text.append(f" and {len(places) - names:,} more" if len(places) > names else "")
+        text.append(f" {severity} in ").append(", ".join(places[:MAX_NAMES]), "bold")
+        text.append(f" and {len(places) - MAX_NAMES:,} more" if len(places) > MAX_NAMES else "")
         whens = list(dict.fromkeys(f.when for f in mine))
         first, last = min(f.since for f in mine), max(f.since for f in mine)
         at = " at" if mine[0].since == mine[0].step else ""
@@ -154,27 +157,3 @@ def _trend(finding: Finding, history: History, signs: Glyphs, width: int) -> Ite
     bars, onset = series.draw(finding.since, width=room, signs=signs)
     yield "trend", Text.assemble(bars, (f"  {series.caption}", "dim"))
     yield "", Text.assemble(" " * onset, (signs.onset, SEVERITY[finding.severity]), f" step {finding.since:,}")
-
-
-def _evidence(finding: Finding, signs: Glyphs) -> Iterator[Row]:
-    if finding.evidence:
-        yield "evidence", Text(f" {signs.dot} ".join(f"{q.name} {units.quantity(q)}" for q in finding.evidence))
-
-
-def _remedy(label: str, remedy: Remedy) -> Iterator[Row]:
-    text = Text(remedy.text, "bold")
-    if remedy.cures is not None:
-        text.append(f"  {TESTED[remedy.cures]}", OK if remedy.cures else SEVERITY[Severity.WARNING])
-    yield label, text
-    if remedy.patch or remedy.code:
-        yield "", Text(patch_yaml(remedy.patch) if remedy.patch else remedy.code, CODE)
-
-
-def _grid(rows: Sequence[Row]) -> Table:
-    """Return labeled paragraphs, with the text of each indented after its label."""
-    grid = Table.grid(padding=(0, 1, 0, 0))
-    grid.add_column(style="dim", width=LABEL, justify="right")
-    grid.add_column(overflow="fold")
-    for label, text in rows:
-        grid.add_row(label, text)
-    return grid

@@ -1,51 +1,40 @@
-"""Print the summary of a run on one screen: health, layers, remedies, and commands that show more."""
-
-# T = recorded steps, M = layers
+"""Print the summary of a run on one screen: its problems, the fix, a little evidence, and commands that show more."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
-from rich.console import Console, Group, JustifyMethod, RenderableType
-from rich.padding import Padding
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
 from gradwatch.history.store import History
-from gradwatch.records import Diagnosis, Finding
+from gradwatch.records import Diagnosis, Finding, Remedy, Severity
 from gradwatch.render.common import format as units
-from gradwatch.render.common.headline import headline
-from gradwatch.render.common.layers import (
-    Layer,
-    layers,
-    median_distances,
-    norms_now,
-    norms_over_run,
-    update_ratios,
-    worst_finding,
-    zero_fracs,
-)
-from gradwatch.render.common.run_stats import worst_severity
-from gradwatch.render.common.sparkline import UNICODE, Glyphs, glyphs, sparkline
+from gradwatch.render.common.config_patch import patch_command
+from gradwatch.render.common.headline import GAP, headline, title
+from gradwatch.render.common.problems import Problem, names_of, problems
+from gradwatch.render.common.run_events import run_events
+from gradwatch.render.common.sparkline import Glyphs, glyphs
 from gradwatch.render.common.style import SEVERITY, mark
-from gradwatch.render.terminal.diagnosis import blocks, print_run_events
-from gradwatch.render.terminal.display import exported_html, html_console
+from gradwatch.render.terminal.diagnosis import evidence_rows, patch_rows, remedy_text
+from gradwatch.render.terminal.paragraphs import LABEL, Row, command, print_lines, print_rows
 
-MAX_ROWS = 16
-"""Maximum number of layers of a model that gets a row for every layer."""
-WIDE = 110
-"""Minimum columns for long names, long trends and steps."""
-TREND, TREND_WIDE = 10, 40
-TOP_ROWS = 12
-"""Number of rows for a larger model: layers with findings first, then outliers."""
-HTML_WIDTH = 120
-"""Columns of the summary in a notebook, which scrolls horizontally."""
+MAX_NAMES = 3
+"""Maximum number of layers that are listed."""
+MAX_NUMBERS = 3
+"""Maximum number of evidence."""
+MAX_OTHERS = 2
+"""Maximum number of problems after the first, which get a line with their fix."""
+MAX_NOTES = 3
+"""Maximum number of notes that are listed, in a run without problems."""
+MAX_CODE_LINES = 4
+"""Maximum number of lines of code of the fix."""
 
 
 def print_summary(console: Console, history: History, diagnoses: Sequence[Diagnosis], *, run_dir: Path | None) -> None:
-    """Print the summary of a run. A healthy run takes 3 lines.
+    """Print the summary of a run. A healthy run takes 3 lines, and a run with a problem at most 18 as a rule.
 
     Args:
         console: Console to print to.
@@ -54,114 +43,116 @@ def print_summary(console: Console, history: History, diagnoses: Sequence[Diagno
         run_dir: Run directory, or None.
     """
     signs = glyphs(console)
-    lines = headline(history, signs)
-    is_whole = bool(run_dir) and not history.findings
-    # a run without findings has no details: the command for its charts fits on the last line
-    if run_dir and is_whole:
-        lines[-1].append_text(_charts(run_dir))
-    for line in lines:
-        # the last line may end with a command, which must not be broken into lines: people copy it
-        console.print(line, soft_wrap=is_whole and line is lines[-1])
-    print_run_events(console, history, run=run_dir)
-    if not history.findings:
+    print_lines(console, headline(history, diagnoses, signs, width=console.width))
+    found = problems(history, diagnoses)
+    loud = [problem for problem in found if problem.severity > Severity.INFO]
+    if loud:
+        console.print()
+        if len(loud) > 1:  # the headline has the cause of a single problem
+            print_lines(console, title(loud[0], signs, width=console.width))
+        print_rows(console, _problem(loud[0], signs, run_dir=run_dir, width=console.width))
+        for problem in loud[1 : MAX_OTHERS + 1]:
+            print_lines(console, title(problem, signs, width=console.width))
+            print_rows(console, _fix(problem, run_dir=None))
+        if len(loud) > MAX_OTHERS + 1:
+            console.print(f"{GAP}and {units.plural(len(loud) - MAX_OTHERS - 1, 'more problem')}", style="dim")
+        console.print()
+    else:
+        print_rows(console, _notes(found, signs))
+    print_rows(console, _events(history, run_dir))
+    print_rows(console, _commands(run_dir, has_findings=bool(found)))
+
+
+def _problem(problem: Problem, signs: Glyphs, *, run_dir: Path | None, width: int) -> Iterator[Row]:
+    """Yield the fix of a problem, its leading finding with evidence, and its other symptoms on one line."""
+    yield from _fix(problem, run_dir=run_dir)
+    leading = problem.findings[0]
+    yield "found", _found(problem.symptoms[0])
+    yield from evidence_rows(leading.evidence[:MAX_NUMBERS], signs, width=width)
+    if others := problem.symptoms[1:]:
+        yield "also", _others(others, signs, width=width - LABEL - 1)
+
+
+def _fix(problem: Problem, *, run_dir: Path | None) -> Iterator[Row]:
+    """Yield the best remedy: as a command for a run directory, otherwise as settings or code."""
+    remedy = problem.remedy
+    if remedy is None:
+        code = problem.findings[0].code
+        yield "fix", Text.assemble("no remedy is known; what to check: ", (f"gradwatch explain {code}", "bold"))
         return
-    if history.info.layers and worst_severity(history) is not None:
-        console.print()
-        console.print(_table(history, signs, console.width))
-    for block in blocks(history, diagnoses, signs=signs, brief=True, width=console.width):
-        console.print()
-        console.print(block)
-    if run_dir:
-        console.print()
-        closer = Text.assemble(("  Details:  ", "dim"), (f"gradwatch diagnose {run_dir}", "bold"))
-        console.print(closer, soft_wrap=True)
-        console.print(Text("  Charts: ", "dim").append_text(_charts(run_dir)), soft_wrap=True)
-        # the sink of the report closes before the terminal's
-        if (report := run_dir / "report.html").is_file():
-            console.print(Text.assemble(("  Full report:  ", "dim"), (str(report), "bold")), soft_wrap=True)
+    yield "fix", remedy_text(remedy)
+    if remedy.patch and run_dir:
+        yield "", command(patch_command(run_dir, remedy.patch))
+    else:
+        yield from _change(remedy)
 
 
-def _charts(run_dir: Path) -> Text:
-    return Text("  ").append(f"tensorboard --logdir {run_dir.parent}", "bold")
+def _change(remedy: Remedy) -> Iterator[Row]:
+    for _, text in patch_rows(remedy):
+        lines = text.split("\n")
+        yield "", Text("\n").join(lines[:MAX_CODE_LINES])
+        if len(lines) > MAX_CODE_LINES:
+            yield "", Text(f"and {units.plural(len(lines) - MAX_CODE_LINES, 'more line')}", "dim")
 
 
-def summary_html(history: History, diagnoses: Sequence[Diagnosis]) -> str:
-    """Return the summary of a run as HTML for a notebook, escaped. It always has the table of layers."""
-    console = html_console(HTML_WIDTH)
-    print_summary(console, history, diagnoses, run_dir=None)
-    # `print_summary` has printed the table only for a run with a warning
-    if worst_severity(history) is None and history.step >= 0 and history.info.layers:
-        console.print(_table(history, UNICODE, HTML_WIDTH))
-    return exported_html(console)
+def _found(findings: Sequence[Finding]) -> Text:
+    """Return the leading finding of a kind as a sentence, with the layers of all findings of the kind."""
+    leading, names = findings[0], names_of(findings)
+    text = Text(f"{leading.when}: ")
+    if len(names) > 1 or (names and names[0] not in leading.message):  # some messages name the layer already
+        text.append(", ".join(names[:MAX_NAMES]), "bold")
+        text.append(f" and {len(names) - MAX_NAMES:,} more: " if len(names) > MAX_NAMES else ": ")
+    return text.append(leading.message).append(f" ({leading.code} {leading.kind})", SEVERITY[leading.severity])
 
 
-def _table(history: History, signs: Glyphs, width: int) -> RenderableType:
-    known = layers(history.info.layers)
-    shown = _choose(history, known)
-    norms_TM = norms_over_run(history, known)[1]
-    ratios_M = update_ratios(history, known)
-    # `[None]` and `[0]`: `zero_fracs` takes an axis of steps
-    zeros_M = zero_fracs(history.param.newest("grad.zero_frac")[None], known, history.info.layers)[0]
-    wide = width >= WIDE
-    table = _header(wide=wide)
-    for m in shown:
-        finding, norm = worst_finding(known[m], history.findings), float(norms_TM[-1, m])
-        table.add_row(
-            _health(finding, history, signs),
-            units.shorten(known[m].name, 48 if wide else 20),
-            "none" if np.isnan(norm) else "NaN or Inf" if np.isinf(norm) else units.number(norm),
-            sparkline(norms_TM[:, m], width=TREND_WIDE if wide else TREND, signs=signs, log=True),
-            units.number(float(ratios_M[m]), digits=2),
-            units.percent(float(zeros_M[m])),
-            _note(finding, wide=wide),
-        )
-    for row in _activations(history, signs, wide=wide):
-        table.add_row(*row)
-    rest = len(known) - len(shown)
-    return Group(table, Padding(Text(f"{rest:,} more layers", "dim"), (0, 0, 0, 2))) if rest else table
+def _others(symptoms: Sequence[Sequence[Finding]], signs: Glyphs, *, width: int) -> Text:
+    """Return the kinds of further symptoms on one line, the most severe first, with their onsets if there is room."""
+    symptoms = sorted(symptoms, key=lambda findings: -max(f.severity for f in findings))
+    whole = Text(", ").join(_symptom(findings, signs, is_dated=True) for findings in symptoms)
+    if whole.cell_len <= width:
+        return whole
+    shown = [_symptom(findings, signs, is_dated=False) for findings in symptoms]
+    for count in range(len(shown), 0, -1):
+        more = [Text(f"and {len(shown) - count} more")] if count < len(shown) else []
+        line = Text(", ").join([*shown[:count], *more])
+        if line.cell_len <= width:
+            return line
+    return Text(units.plural(len(shown), "more symptom"))
 
 
-def _header(*, wide: bool) -> Table:
-    table = Table(box=None, padding=(0, 2 if wide else 1, 0, 0), header_style="dim", pad_edge=False)
-    table.add_column("", width=1)  # the sign of the health
-    trend, update = ("over the run", "update/weight") if wide else ("trend", "upd/weight")
-    for name in ("layer", "gradient", trend, update, "zeros", ""):
-        side: JustifyMethod = "right" if name in ("gradient", update, "zeros") else "left"
-        table.add_column(name, justify=side, no_wrap=True, overflow="crop")
-    return table
+def _symptom(findings: Sequence[Finding], signs: Glyphs, *, is_dated: bool) -> Text:
+    worst = max(f.severity for f in findings)
+    text = Text.assemble(mark(worst, signs), f" {findings[0].kind}")
+    if not is_dated:
+        return text
+    places = f" in {len(names):,} layers" if len(names := names_of(findings)) > 1 else ""
+    return text.append(f"{places} (step {min(f.since for f in findings):,})")
 
 
-def _choose(history: History, known: Sequence[Layer]) -> list[int]:
-    """Return the indexes of the layers that get a row, in the order of the model.
-
-    In a large model, these are the layers with the most severe findings, then the outliers.
-    """
-    if len(known) <= MAX_ROWS:
-        return list(range(len(known)))
-    worst = [worst_finding(layer, history.findings) for layer in known]
-    gravity = [-1 if finding is None else finding.severity for finding in worst]
-    distances = median_distances(norms_now(history, known), known)
-    return sorted(sorted(range(len(known)), key=lambda m: (-gravity[m], -distances[m]))[:TOP_ROWS])
+def _notes(found: Sequence[Problem], signs: Glyphs) -> Iterator[Row]:
+    """Yield the notes of a run without problems, one per kind."""
+    kinds = [findings for problem in found for findings in problem.symptoms]
+    for i, findings in enumerate(kinds[:MAX_NOTES]):
+        yield "" if i else "note", Text.assemble(mark(findings[0].severity, signs), " ", _found(findings))
+    if len(kinds) > MAX_NOTES:
+        yield "", Text(f"and {units.plural(len(kinds) - MAX_NOTES, 'more note')}", "dim")
 
 
-def _health(finding: Finding | None, history: History, signs: Glyphs) -> Text:
-    # in a run with findings, a layer without one is not certified as healthy
-    return Text("") if finding is None and history.findings else mark(finding.severity if finding else None, signs)
+def _events(history: History, run_dir: Path | None) -> Iterator[Row]:
+    """Yield the first event of each kind, and how many more there are; of an incident, the command that replays it."""
+    before = ""
+    for event in run_events(history, run=run_dir, most=1):
+        label, before = "" if event.label == before else event.label, event.label
+        yield label, command(event.command) if event.command else Text(event.text)
 
 
-def _note(finding: Finding | None, *, wide: bool) -> Text:
-    if finding is None:
-        return Text("")
-    at = f", step {finding.since:,}" if wide else ""
-    return Text(finding.kind + at, SEVERITY[finding.severity])
-
-
-def _activations(history: History, signs: Glyphs, *, wide: bool) -> list[tuple[Text | str, ...]]:
-    """Return a row for each activation module with a finding."""
-    rows: list[tuple[Text | str, ...]] = []
-    # dict.fromkeys: one row per module, in the order of the findings
-    for name in dict.fromkeys(name for f in history.findings for name in f.names if name in history.act.layers):
-        worst = max((f for f in history.findings if name in f.names), key=lambda f: f.severity)
-        short = units.shorten(str(name), 48 if wide else 20)
-        rows.append((mark(worst.severity, signs), short, "", "", "", "", _note(worst, wide=wide)))
-    return rows
+def _commands(run_dir: Path | None, *, has_findings: bool) -> Iterator[Row]:
+    if run_dir is None:
+        return
+    yield "charts", command(f"tensorboard --logdir {shlex.quote(str(run_dir.parent))}")
+    if not has_findings:
+        return
+    # the sink of the report closes before the terminal's
+    if (report := run_dir / "report.html").is_file():
+        yield "report", command(str(report))
+    yield "more", command(f"gradwatch diagnose {shlex.quote(str(run_dir))} --full")

@@ -23,14 +23,14 @@ def test_facts_of_a_run_follow_from_its_history(healthy):
     assert seen.val_accuracy == 0.875
 
 
-def test_what_watching_took_is_told_in_seconds_too_where_the_run_is_short(healthy):
+def test_what_watching_took_is_told_per_step_and_as_percent_only_where_the_run_is_long(healthy):
     short, blank = run_stats(healthy.history), run_stats(History(RunInfo(name="", created="", layers=())))
     brief = dataclasses.replace(short, seconds=0.2, watch_s=0.0636, watch_frac=0.318)
     usual = dataclasses.replace(short, seconds=SHORT_S, watch_s=0.13, watch_frac=0.013)
 
-    assert watching(brief) == "64 ms (31.8 %)"
-    assert watching(dataclasses.replace(usual, seconds=9.0)) == "0.1 s (1.3 %)"
-    assert watching(usual) == "1.3 % of the time"
+    assert watching(brief) == "530 us per step"
+    assert watching(dataclasses.replace(usual, seconds=9.0)) == "1,083 us per step"
+    assert watching(usual) == "1,083 us per step (1.3 %)"
     assert watching(blank) == "-", "nothing is known of it"
 
 

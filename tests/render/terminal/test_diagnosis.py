@@ -1,15 +1,18 @@
 """What `gradwatch diagnose` prints."""
 
 import re
+from html.parser import HTMLParser
 
 import pytest
 import yaml
+from reference import newest_row
 
+from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
-from gradwatch.records import Diagnosis, Remedy, Severity
+from gradwatch.records import Diagnosis, Remedy, RunInfo, Severity
 from gradwatch.render.common.config_patch import patch_yaml
 from gradwatch.render.common.series import series_of
-from gradwatch.render.terminal.diagnosis import print_diagnosis
+from gradwatch.render.terminal.diagnosis import diagnosis_html, print_diagnosis
 
 
 @pytest.fixture
@@ -25,7 +28,9 @@ def diagnosis(make_console, written):
 def test_it_says_everything_about_a_cause(diagnosis, vanishing):
     text = diagnosis(vanishing.history, vanishing.diagnoses, width=120)
 
-    assert text.startswith("✖ 14 critical problems, 1 warning")
+    assert text.startswith(
+        "✖ 1 problem (critical): saturating activations in a deep network (almost certain, 2 symptoms)"
+    )
     assert "almost certain" in text
     assert re.search(
         r"found GW101 vanishing-gradient critical in layers\.0\.weight, .*and 2 more\s+at steps 44 to 57", text, re.S
@@ -112,11 +117,11 @@ def test_a_remedy_that_no_config_expresses_is_a_sentence(diagnosis, make_finding
     assert lines[-1].strip() == "fix Remove the detach() before it"
 
 
-def test_a_healthy_run_takes_three_lines(diagnosis, healthy):
+def test_a_healthy_run_has_its_numbers_and_its_layers(diagnosis, healthy):
     lines = diagnosis(healthy.history, ()).splitlines()
 
-    assert len(lines) == 3
     assert lines[0].startswith("✔ healthy  quick")
+    assert [line.split()[1] for line in lines[5:]] == [f"layers.{i}" for i in range(4)]
 
 
 @pytest.mark.parametrize("width", [80, 200])
@@ -159,3 +164,62 @@ def test_a_series_leaves_out_what_was_not_measured_and_keeps_what_broke(broken, 
     assert series(broken, None, "loss").caption.endswith("to NaN or Inf")
     assert series(broken, "layers.0.weight", "grad.l2").caption.endswith("to NaN or Inf, log scale")
     assert series(broken, "layers.2.weight", "grad.l2") is None, "it never had a gradient"
+
+
+class _Reader(HTMLParser):
+    """Reads text and tags, and complains of a tag that is not closed."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.open, self.tags, self.text = [], set(), ""
+        self.feed(page)
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.mark.parametrize("name", ["healthy", "vanishing", "broken"])
+def test_the_html_of_a_run_is_well_formed_and_begins_with_its_health(request, name):
+    run = request.getfixturevalue(name)
+
+    read = _Reader(diagnosis_html(run.history, run.diagnoses))
+
+    assert read.text.startswith("✔ healthy" if name == "healthy" else "✖ ")
+    assert read.tags == {"pre", "span"}, "nothing that a notebook would run or load"
+
+
+def test_the_html_of_a_healthy_run_has_its_layers_and_no_findings(healthy):
+    text = _Reader(diagnosis_html(healthy.history, ())).text
+
+    assert re.findall(r"✔ +(layers\.\d)", text) == [f"layers.{i}" for i in range(4)]
+    assert "found" not in text
+
+
+def test_the_html_of_an_ill_run_has_cause_and_remedy(vanishing):
+    text = _Reader(diagnosis_html(vanishing.history, vanishing.diagnoses)).text
+
+    assert "saturating activations in a deep network (almost certain, 2 symptoms)" in text
+    assert re.search(r"model: *\n +activation: relu", text)
+
+
+def test_names_are_escaped_in_html(make_finding, healthy):
+    history = History(RunInfo(name="<b>x</b>", created="", layers=healthy.history.info.layers))
+    history.report(make_finding("<i>kind", layer='<img src="x">', step=1, severity=Severity.WARNING, code="GW1"))
+    history.append(0, run={"loss": 1.0}, param_SL=newest_row(healthy.history.param))
+
+    assert _Reader(diagnosis_html(history, ())).tags == {"pre", "span"}
+
+
+def test_the_html_of_a_run_without_a_step_says_so():
+    page = diagnosis_html(History(RunInfo(name="early", created="", layers=())), ())
+
+    assert "no steps recorded" in page
+    assert "healthy" not in page
