@@ -10,7 +10,7 @@ from rich.text import Text
 from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Severity
 from gradwatch.render.common import format as units
-from gradwatch.render.common.problems import Problem, problems
+from gradwatch.render.common.problems import RunProblem, problems
 from gradwatch.render.common.run_stats import RunStats, counted, health, run_stats, watching
 from gradwatch.render.common.series import broken
 from gradwatch.render.common.sparkline import Glyphs, sparkline
@@ -47,7 +47,7 @@ def headline(history: History, diagnoses: Sequence[Diagnosis], signs: Glyphs, *,
     return [*first, *ended, *rest]
 
 
-def title(problem: Problem, signs: Glyphs, *, width: int) -> list[Text]:
+def title(problem: RunProblem, signs: Glyphs, *, width: int) -> list[Text]:
     """Return the severity and the cause of a problem, and how certain the cause is, on one line or two."""
     text = Text.assemble(mark(problem.severity, signs), (f" {problem.severity}: ", SEVERITY[problem.severity]))
     return packed([text.append(problem.cause, "bold"), *_aside(problem)], width=width, indent="", gap=" ")
@@ -78,7 +78,7 @@ def early_ending(history: History) -> str:
     return "" if ending is None or ending.kind in ("finished", "running") else ending.sentence(history.step + 1)
 
 
-def _problems(history: History, found: Sequence[Problem], signs: Glyphs, width: int) -> list[Text]:
+def _problems(history: History, found: Sequence[RunProblem], signs: Glyphs, width: int) -> list[Text]:
     first, style = found[0], SEVERITY[found[0].severity]
     text = Text.assemble(mark(first.severity, signs), (f" {units.plural(len(found), 'problem')} ", style))
     if len(found) == 1:
@@ -94,7 +94,7 @@ def _problems(history: History, found: Sequence[Problem], signs: Glyphs, width: 
     return packed(facts, width=width, indent="", gap=" ")
 
 
-def _aside(problem: Problem) -> list[Text]:
+def _aside(problem: RunProblem) -> list[Text]:
     """Return how certain the cause of a problem is, and its number of symptoms if it has several."""
     symptoms = [units.plural(len(problem.symptoms), "symptom")] if len(problem.symptoms) > 1 else []
     words = ", ".join([problem.sureness] * bool(problem.sureness) + symptoms)

@@ -14,7 +14,7 @@ NO_CAUSE = "no known cause"
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class RunProblem:
     """One cause and its symptoms.
 
     Args:
@@ -50,15 +50,15 @@ class Problem:
         return next((remedy for remedy in known if remedy.cures is not False), None)
 
 
-def problems(history: History, diagnoses: Sequence[Diagnosis]) -> list[Problem]:
+def problems(history: History, diagnoses: Sequence[Diagnosis]) -> list[RunProblem]:
     """Return the problems of a run, the most severe first.
 
     The last one holds the findings that no diagnosis explains. A problem of severity info is only a note.
     """
-    found = [Problem(cause=d.cause, findings=d.findings, diagnosis=d) for d in diagnoses]
+    found = [RunProblem(cause=d.cause, findings=d.findings, diagnosis=d) for d in diagnoses]
     explained = {f for d in diagnoses for f in d.findings}  # findings are frozen, so they can be in a set
     if loose := sorted((f for f in history.findings if f not in explained), key=lambda f: -f.severity):
-        found.append(Problem(cause=NO_CAUSE, findings=tuple(loose)))
+        found.append(RunProblem(cause=NO_CAUSE, findings=tuple(loose)))
     # a stable sort: of equal severity, the earliest stays first
     return sorted(found, key=lambda problem: -problem.severity)
 

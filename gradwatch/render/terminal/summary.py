@@ -14,7 +14,7 @@ from gradwatch.records import Diagnosis, Finding, Remedy, Severity
 from gradwatch.render.common import format as units
 from gradwatch.render.common.config_patch import patch_command
 from gradwatch.render.common.headline import GAP, headline, title
-from gradwatch.render.common.problems import Problem, names_of, problems
+from gradwatch.render.common.problems import RunProblem, names_of, problems
 from gradwatch.render.common.run_events import run_events
 from gradwatch.render.common.sparkline import Glyphs, glyphs
 from gradwatch.render.common.style import SEVERITY, mark
@@ -63,7 +63,7 @@ def print_summary(console: Console, history: History, diagnoses: Sequence[Diagno
     print_rows(console, _commands(run_dir, has_findings=bool(found)))
 
 
-def _problem(problem: Problem, signs: Glyphs, *, run_dir: Path | None, width: int) -> Iterator[Row]:
+def _problem(problem: RunProblem, signs: Glyphs, *, run_dir: Path | None, width: int) -> Iterator[Row]:
     """Yield the fix of a problem, its leading finding with evidence, and its other symptoms on one line."""
     yield from _fix(problem, run_dir=run_dir)
     leading = problem.findings[0]
@@ -73,7 +73,7 @@ def _problem(problem: Problem, signs: Glyphs, *, run_dir: Path | None, width: in
         yield "also", _others(others, signs, width=width - LABEL - 1)
 
 
-def _fix(problem: Problem, *, run_dir: Path | None) -> Iterator[Row]:
+def _fix(problem: RunProblem, *, run_dir: Path | None) -> Iterator[Row]:
     """Yield the best remedy: as a command for a run directory, otherwise as settings or code."""
     remedy = problem.remedy
     if remedy is None:
@@ -129,7 +129,7 @@ def _symptom(findings: Sequence[Finding], signs: Glyphs, *, is_dated: bool) -> T
     return text.append(f"{places} (step {min(f.since for f in findings):,})")
 
 
-def _notes(found: Sequence[Problem], signs: Glyphs) -> Iterator[Row]:
+def _notes(found: Sequence[RunProblem], signs: Glyphs) -> Iterator[Row]:
     """Yield the notes of a run without problems, one per kind."""
     kinds = [findings for problem in found for findings in problem.symptoms]
     for i, findings in enumerate(kinds[:MAX_NOTES]):

@@ -24,7 +24,7 @@ def test_a_number_keeps_its_unit_at_every_width(lines, kept):
 
 
 def test_a_line_breaks_between_words_and_never_within_one(lines):
-    shown = lines(("found", Text("the kinds dead-relu and vanishing-gradient come together")), width=33)
+    shown = lines(("found", Text("the kinds dead-relu and vanishing-gradient come together")), width=35)
 
     assert shown == ["     found the kinds dead-relu and", "           vanishing-gradient", "           come together"]
 
