@@ -11,7 +11,8 @@ NaN or infinite is null, so that every strict parser can read the document.
     ending      {kind, reason, sentence}: how the run ended; kind is "finished", "early-stop", "non-finite", "critical",
                 "interrupted", "failed", "running" or "killed"; null for a run in memory that has not ended
     verdict     "healthy" if no finding is more severe than info, else "warning" or "critical"; "unknown" without a step
-    facts       steps, seconds, samples_per_s, watch_frac, watch_s, loss, val_loss, val_accuracy
+    facts       steps, seconds, samples_per_s, watch_frac, watch_s, loss, val_loss, val_accuracy,
+                wait_frac, peak_memory_bytes
     findings    list of {code, kind, layer, layers, onset, step, severity, message, withdrawn, ended, reason,
                 evidence: [{key, name, value, unit}]}: the open findings; onset may be null
     withdrawn   list of the findings that later steps have shown to be over, each with `withdrawn`, `ended`, `reason`

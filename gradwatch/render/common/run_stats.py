@@ -42,6 +42,8 @@ class RunStats:
         loss: Training loss at the newest step.
         val_loss: Newest validation loss.
         val_accuracy: Newest validation accuracy, 0..1.
+        wait_frac: Fraction of the time that steps waited for their batches, estimated from the kept steps.
+        peak_memory_bytes: Largest peak memory of a step: of the allocator on CUDA, of the process elsewhere.
     """
 
     steps: int
@@ -52,6 +54,8 @@ class RunStats:
     loss: float
     val_loss: float
     val_accuracy: float
+    wait_frac: float
+    peak_memory_bytes: float
 
 
 def health(history: History) -> str:
@@ -98,6 +102,9 @@ def run_stats(history: History) -> RunStats:
     whole_T = known_T & (weight_T == 1)
     whole_ms = float(np.sum(step_ms_T[whole_T]))
     watch_frac = float(np.nansum(watch_T[whole_T])) / whole_ms if whole_ms > 0 else float("nan")
+    wait_T, memory_T = history["data_wait_ms"], history["peak_memory_bytes"]
+    waits_T = known_T & ~np.isnan(wait_T)  # a loop of the user's own does not measure its waits
+    waited_ms = float(np.sum((weight_T * wait_T)[waits_T]))
     return RunStats(
         steps=history.step + 1,
         seconds=time_ms / 1e3 if known_T.any() else float("nan"),
@@ -108,6 +115,8 @@ def run_stats(history: History) -> RunStats:
         loss=newest(history, "loss"),
         val_loss=history.latest_validation("val_loss")[1],
         val_accuracy=history.latest_validation("val_accuracy")[1],
+        wait_frac=waited_ms / float(np.sum((weight_T * step_ms_T)[waits_T])) if waits_T.any() else float("nan"),
+        peak_memory_bytes=float(np.fmax.reduce(memory_T, initial=np.nan)),
     )
 
 

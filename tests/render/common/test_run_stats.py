@@ -21,6 +21,8 @@ def test_facts_of_a_run_follow_from_its_history(healthy):
     assert seen.watch_frac == pytest.approx(120 * 0.1 / step_ms.sum())
     assert seen.watch_s == pytest.approx(120 * 0.1 / 1e3)
     assert seen.val_accuracy == 0.875
+    assert seen.wait_frac == pytest.approx(healthy.history["data_wait_ms"].sum() / step_ms.sum())
+    assert seen.peak_memory_bytes == healthy.history["peak_memory_bytes"].max()
 
 
 def test_what_watching_took_is_told_per_step_and_as_percent_only_where_the_run_is_long(healthy):
