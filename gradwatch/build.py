@@ -173,7 +173,7 @@ def sinks(config: Config, directory: Path, *, log_format: LogFormat, resumed_at:
     """
     text = config.to_yaml()
     given: dict[str, dict[str, Any]] = {
-        "html": {"directory": directory, "config_text": text},
+        "html": {"directory": directory, "config_text": text, "changed_text": config.to_yaml(defaults=False)},
         "terminal": {"run_dir": directory, "log_format": log_format},
         "tensorboard": {
             "directory": directory,

@@ -191,6 +191,7 @@ def _print_text(run: Path, history: History, diagnoses: tuple[Diagnosis, ...], *
 
 def _write_report(target: Path | None, run: Path, history: History, diagnoses: tuple[Diagnosis, ...]) -> None:
     """Write report.html into the run directory, or to `target`, and print its path."""
+    from gradwatch.config.settings import changed_settings
     from gradwatch.errors import RunError
     from gradwatch.render.report.sink import NAME, write_report
 
@@ -198,7 +199,7 @@ def _write_report(target: Path | None, run: Path, history: History, diagnoses: t
     # a run of a user's own loop has no config.yaml
     text = config.read_text(encoding="utf-8", errors="replace") if config.is_file() else ""
     try:
-        write_report(path, history, diagnoses, run=run, config_text=text)
+        write_report(path, history, diagnoses, run=run, config_text=text, changed_text=changed_settings(run))
     except RunError as error:
         raise RunError(f"{error}; write it elsewhere with --output FILE") from error
     write(f"{path}\n")

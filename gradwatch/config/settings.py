@@ -59,5 +59,14 @@ def with_settings(history: History, run: Path) -> History:
     return history
 
 
+def changed_settings(run: Path) -> str:
+    """Return the settings of a run's config that differ from the defaults, as YAML; empty without a valid config."""
+    path = run / "config.yaml"
+    try:
+        return load_config(path).to_yaml(defaults=False) if path.is_file() else ""
+    except GradwatchError:  # a target that is gone
+        return ""
+
+
 def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, bool | int | float | str)

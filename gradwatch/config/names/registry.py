@@ -25,7 +25,7 @@ GIVEN_BY_HARNESS = {
     "loss": ("size_average", "reduce", "device", "dtype"),  # the first two are deprecated spellings of `reduction`
     "transform": (),
     "detector": (),
-    "sink": ("config_text", "console", "directory", "hparams", "log_format", "purge_step", "run_dir"),
+    "sink": ("changed_text", "config_text", "console", "directory", "hparams", "log_format", "purge_step", "run_dir"),
 }
 """Parameters that a config cannot set, by kind of function or class."""
 

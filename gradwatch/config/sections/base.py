@@ -46,7 +46,7 @@ class OptionsSection(Section):
     @model_serializer(mode="wrap")
     def _spread_options(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         data: dict[str, Any] = handler(self)
-        options = data.pop("options")
+        options = data.pop("options", {})  # absent if defaults are left out
         # first what decides which options are valid, as people write it
         head = {key: data.pop(key) for key in ("name", "target", "match") if key in data}
         named = {key: value for key, value in head.items() if value is not None}

@@ -127,6 +127,10 @@ class Config(Section):
         raise_problems(found)
         return checked
 
-    def to_yaml(self) -> str:
-        """Convert the config to YAML that contains every default and loads back equal."""
-        return yaml12.write(self.model_dump(mode="json"))
+    def to_yaml(self, *, defaults: bool = True) -> str:
+        """Convert the config to YAML that loads back equal.
+
+        Args:
+            defaults: Whether to write the settings that have their default value too.
+        """
+        return yaml12.write(self.model_dump(mode="json", exclude_defaults=not defaults))

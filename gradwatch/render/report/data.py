@@ -46,6 +46,7 @@ def packed(history: History) -> tuple[dict[str, Any], str]:
         "rows": {"param": _params(history), "act": [{"name": a.name} for a in history.info.activations]},
         "findings": [_finding(finding, history) for finding in history.findings],
         "curves": list(_curves(history)),
+        "gaps": _stretches(steps_without_gradient(history), history.param.kept_steps()),
     }
     coded = list(_coded(history))  # encoded once: only the columns change from try to try
     most = _most_columns(history)
@@ -92,6 +93,8 @@ def _coded(history: History) -> Iterator[tuple[dict[str, Any], pack.Steps, pack.
             measured_T = ~missing_TL.all(axis=1)
             if not measured_T.any():
                 continue
+            if statistic.name.startswith(GRADIENT):  # every step has gradients, so a step without any is a gap
+                measured_T = np.ones_like(measured_T)
             is_log = not statistic.name.endswith(FRACTION)  # fractions are often exactly 0
             codes_TL, scale = pack.encode(values_TSL[measured_T, i], missing_TL=missing_TL[measured_T], log=is_log)
             described = {
@@ -102,6 +105,23 @@ def _coded(history: History) -> Iterator[tuple[dict[str, Any], pack.Steps, pack.
                 "scale": asdict(scale),
             }
             yield described, steps_T[measured_T], codes_TL
+
+
+def steps_without_gradient(history: History) -> NDArray[np.int64]:
+    """Return the recorded steps whose backward pass was skipped: without a finite loss and without any gradient."""
+    steps_T, counts_TL = history.param.series("grad.nonfinite")
+    if not history.info.layers:
+        return steps_T[:0]
+    return steps_T[np.isnan(counts_TL).all(axis=1) & ~np.isfinite(history["loss"])]
+
+
+def _stretches(chosen_T: NDArray[np.int64], steps_T: NDArray[np.int64]) -> list[list[int]]:
+    """Return the first and last step of each stretch of chosen steps with no other recorded step between them."""
+    if not chosen_T.size:
+        return []
+    at_T = np.searchsorted(steps_T, chosen_T)
+    parts = np.split(chosen_T, np.flatnonzero(np.diff(at_T) > 1) + 1)
+    return [[int(part[0]), int(part[-1])] for part in parts]
 
 
 def _missing(statistic: str, values_TSL: Floats, table: Table) -> NDArray[np.bool_]:
@@ -156,22 +176,27 @@ def _spread(values_T: Floats, found: pack.Bins) -> list[Floats]:
 
 
 def _finding(finding: Finding, history: History) -> dict[str, Any]:
+    # for each table the rows of each named layer, which may be a module with several tensors
+    rows = {"param": _rows(finding, history, history.param), "act": _rows(finding, history, history.act)}
     tables = {"param": history.param, "act": history.act}
-    rows = {key: [row for name in finding.names for row in _rows(name, history, of)] for key, of in tables.items()}
-    recorded = [name for name, table in tables.items() if rows[name] for name in table.statistics]
+    recorded = [name for of, table in tables.items() if rows[of] for name in table.statistics]
     return {
         "code": finding.code,
         "kind": finding.kind,
         "layer": finding.layer,
         "step": finding.since,
         "severity": str(finding.severity),
-        "message": finding.message,
         "statistic": next((name for name in (*(q.key for q in finding.evidence), *USUAL) if name in recorded), ""),
         **rows,
     }
 
 
-def _rows(layer: str, history: History, table: Table) -> list[int]:
+def _rows(finding: Finding, history: History, table: Table) -> list[list[int]]:
+    found = (_rows_of(name, history, table) for name in finding.names)
+    return [rows for rows in found if rows]
+
+
+def _rows_of(layer: str, history: History, table: Table) -> list[int]:
     """Return the rows of a layer in a table: its own row, or the rows of all parameters of a module."""
     if layer in table.layers:
         return [table.layers.index(layer)]

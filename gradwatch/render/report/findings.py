@@ -1,53 +1,50 @@
-"""Write diagnoses and findings as HTML: evidence, trend, cause, confirmation, remedies, manual page."""
+"""Write diagnoses and findings as HTML: cause, remedies, evidence, picture, all places, manual page."""
 
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Iterator, Sequence
 from html import escape
+from pathlib import Path
+
+import numpy as np
 
 from gradwatch.detect import detectors
 from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Finding, Remedy, Severity
 from gradwatch.render.common import format as units
-from gradwatch.render.common.config_patch import TESTED, patch_yaml
-from gradwatch.render.common.series import series_of
-from gradwatch.render.common.sparkline import UNICODE
+from gradwatch.render.common.config_patch import TESTED, patch_command, patch_yaml
+from gradwatch.render.report.data import steps_without_gradient
+from gradwatch.render.report.pictures import picture
+from gradwatch.render.report.text import badge, code, prose
 
-MAX_TRENDS = 40
-"""Maximum number of kinds with a trend, since each trend reads the history once."""
-TREND_WIDTH = 64
+MAX_PICTURES = 40
+"""Maximum number of kinds with a picture, since each picture reads the history once."""
 MAX_ROWS = 500
 """Maximum number of findings of a kind in a table."""
+MAX_STEPS = 10
+"""Maximum number of steps that a sentence lists."""
 
 
-def diagnosis_cards(history: History, diagnoses: Sequence[Diagnosis]) -> str:
-    """Return a card for each diagnosis, most severe first, then one for the unexplained findings."""
+def diagnosis_cards(history: History, diagnoses: Sequence[Diagnosis], *, run: Path | None = None) -> str:
+    """Return a card for each diagnosis, most severe first, then one for the unexplained findings.
+
+    Args:
+        history: The run.
+        diagnoses: Diagnoses of its findings.
+        run: Run directory with a config.yaml, for commands that train it again, or None.
+    """
     # a detector's class docstring is its manual page
     pages = {d.code: inspect.getdoc(type(d)) or "" for d in detectors()}
     explained = {f for d in diagnoses for f in d.findings}
     cards = [
-        _card(d.severity, d.cause, d.sureness, [*_cause(d), *_found(d.findings, history, pages)])
+        _card(d.severity, d.cause, d.sureness, [*_cause(d, run), *_found(d.findings, d.severity, history, pages)])
         for d in sorted(diagnoses, key=lambda d: -d.severity)
     ]
     if loose := sorted((f for f in history.findings if f not in explained), key=lambda f: -f.severity):
-        cards.append(_card(loose[0].severity, "no known cause", "", [*_found(loose, history, pages)]))
+        worst = loose[0].severity
+        cards.append(_card(worst, "no known cause", "", [*_found(loose, worst, history, pages)]))
     return "\n".join(cards)
-
-
-def badge(severity: Severity | None, text: str) -> str:
-    """Return a text with the sign and the color of a severity; None is healthy."""
-    name = "healthy" if severity is None else str(severity)
-    sign = UNICODE.ok if severity is None else UNICODE.marks[severity]
-    # screen readers read the text, not the sign
-    return f'<span class="badge {name}"><span aria-hidden="true">{sign}</span> {escape(text)}</span>'
-
-
-def code(text: str) -> str:
-    """Return text as a code block that scrolls horizontally."""
-    # tabindex: a block that has the focus scrolls by keyboard
-    return f'<pre tabindex="0"><code>{escape(text.rstrip())}</code></pre>'
 
 
 def _card(severity: Severity, title: str, aside: str, parts: Sequence[str]) -> str:
@@ -56,39 +53,43 @@ def _card(severity: Severity, title: str, aside: str, parts: Sequence[str]) -> s
     return f'<article class="card {severity}">{head}{"".join(parts)}</article>'
 
 
-def _cause(diagnosis: Diagnosis) -> Iterator[str]:
-    yield f"<p>{escape(diagnosis.because)}</p>"
+def _cause(diagnosis: Diagnosis, run: Path | None) -> Iterator[str]:
+    yield f"<p>{prose(diagnosis.because)}</p>"
     if diagnosis.remedies:
         yield '<h4>How to fix it</h4><ol class="remedies">'
-        yield from (_remedy(remedy) for remedy in diagnosis.remedies)
+        yield from (_remedy(remedy, run) for remedy in diagnosis.remedies)
         yield "</ol>"
-    yield f"<h4>How to confirm it</h4><p>{_linked(diagnosis.confirm)}</p>"
+    yield f"<h4>How to confirm it</h4><p>{prose(diagnosis.confirm)}</p>"
     if diagnosis.source:
-        yield f'<p class="source">Source: {_linked(diagnosis.source)}</p>'
+        yield f'<p class="source">Source: {prose(diagnosis.source)}</p>'
 
 
-def _remedy(remedy: Remedy) -> str:
+def _remedy(remedy: Remedy, run: Path | None) -> str:
     change = patch_yaml(remedy.patch) if remedy.patch else remedy.code
     tested = "" if remedy.cures is None else f" <b>{TESTED[remedy.cures]}</b>"
-    return f"<li><p>{escape(remedy.text)}{tested}</p>{code(change) if change else ''}</li>"
+    block = code(change, copy="the change") if change else ""
+    command = code(patch_command(run, remedy.patch), copy="the command") if run and remedy.patch else ""
+    return f"<li><p>{prose(remedy.text)}{tested}</p>{block}{command}</li>"
 
 
-def _found(findings: Sequence[Finding], history: History, pages: dict[str, str]) -> Iterator[str]:
-    """Yield, for each kind, its first finding with evidence and trend, the table of all, and the manual page."""
+def _found(findings: Sequence[Finding], worst: Severity, history: History, pages: dict[str, str]) -> Iterator[str]:
+    """Yield, for each kind, its first finding with evidence and picture, the table of all, and the manual page."""
     by_kind: dict[str, list[Finding]] = {}
     for finding in findings:
         by_kind.setdefault(finding.kind, []).append(finding)
     yield "<h4>What was found</h4>"
     for i, mine in enumerate(by_kind.values()):
         first = mine[0]
-        severity = badge(first.severity, str(first.severity))
-        yield f'<section class="finding"><h5>{escape(first.code)} {escape(first.kind)} {severity}</h5>'
-        yield f"<p>{_place(first)}: {escape(first.message)}</p>"
-        yield _trend(first, history) if i < MAX_TRENDS else ""
+        # the card has a badge for its highest severity
+        severity = "" if first.severity is worst else f" {badge(first.severity, str(first.severity))}"
+        yield f'<section class="finding" id="{escape(first.kind)}">'
+        yield f"<h5>{escape(first.code)} {escape(first.kind)}{severity}</h5>"
+        yield f"<p>{_place(first)}: {prose(first.message)}</p>{_broken_losses(first, history)}"
+        yield picture(mine, history) if i < MAX_PICTURES else ""
         yield _evidence(first)
         yield _further(mine)
         if page := pages.get(first.code):
-            manual = f'<pre class="manual" tabindex="0">{_linked(page)}</pre>'
+            manual = f'<pre class="manual" tabindex="0">{prose(page)}</pre>'
             yield f"<details><summary>Manual page of {escape(first.kind)}</summary>{manual}</details>"
         yield "</section>"
 
@@ -103,17 +104,18 @@ def _place(finding: Finding) -> str:
     return f"{button}<b>{where}</b>, {finding.when}"
 
 
-def _trend(finding: Finding, history: History) -> str:
-    """Return the series of a finding as a line of bars, with its onset marked."""
-    series = series_of(finding, history)
-    if series is None:
+def _broken_losses(finding: Finding, history: History) -> str:
+    """Return at which steps the loss was not finite, and whether gradients were computed, for a finding about that."""
+    if finding.kind != "non-finite" or finding.layer is not None:
         return ""
-    bars, onset = series.draw(finding.since, width=TREND_WIDTH, signs=UNICODE)
-    about = escape(f"{series.caption}; {finding.when}")
-    mark = f'{" " * onset}<span class="onset">{UNICODE.onset} step {finding.since:,}</span>'
-    # role and label: a screen reader would spell out the bars
-    picture = f'<pre class="bars" role="img" aria-label="{about}">{bars}\n{mark}</pre>'
-    return f'<figure class="trend">{picture}<figcaption>{about}</figcaption></figure>'
+    steps_T = history.steps("loss")[~np.isfinite(history["loss"])]
+    if not steps_T.size:  # the gradient is broken, not the loss
+        return ""
+    listed = ", ".join(f"{step:,}" for step in steps_T[:MAX_STEPS].tolist())
+    more = f" and {steps_T.size - MAX_STEPS:,} more" if steps_T.size > MAX_STEPS else ""
+    at = f"The loss was NaN or Inf at {units.plural(int(steps_T.size), 'step')}: {listed}{more}."
+    skipped = np.isin(steps_T, steps_without_gradient(history)).all()
+    return f"<p>{at}{' The backward pass was skipped there, so no gradient was computed.' if skipped else ''}</p>"
 
 
 def _evidence(finding: Finding) -> str:
@@ -142,8 +144,3 @@ def _further(findings: Sequence[Finding]) -> str:
         f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
         f"{more}</details>"
     )
-
-
-def _linked(text: str) -> str:
-    # escape first, so that only our own tags are HTML; punctuation at the end belongs to the sentence, not to the URL
-    return re.sub(r"https?://[^\s<>&]*[^\s<>&.,;)]", r'<a href="\g<0>" rel="noreferrer">\g<0></a>', escape(text))

@@ -1,4 +1,4 @@
-"""Build the report as one HTML page: health, findings, heat map, curves, config, environment, overhead."""
+"""Build the report as one HTML page: verdict, curves, findings, checks, heat map, config, environment, overhead."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import base64
 import functools
 import hashlib
 import json
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
@@ -17,15 +16,17 @@ from gradwatch.records import Diagnosis
 from gradwatch.render.common import format as units
 from gradwatch.render.common.heatmap import draw
 from gradwatch.render.common.layers import layers, norms_over_run
-from gradwatch.render.common.run_events import run_events
-from gradwatch.render.common.run_stats import environment, health, run_stats, watching, worst_severity
+from gradwatch.render.common.run_stats import environment, health
 from gradwatch.render.json_document import strict
+from gradwatch.render.report.checks import check_table
 from gradwatch.render.report.data import packed
-from gradwatch.render.report.findings import badge, code, diagnosis_cards
+from gradwatch.render.report.findings import diagnosis_cards
+from gradwatch.render.report.overview import overview
+from gradwatch.render.report.text import code, definitions, prose
 
 ASSETS = Path(__file__).parent / "assets"
 # in order of use: they share one script element
-SCRIPTS = ("uplot.iife.min.js", "codes.js", "colours.js", "lines.js", "heatmap.js", "report.js")
+SCRIPTS = ("uplot.iife.min.js", "codes.js", "colours.js", "lines.js", "profile.js", "heatmap.js", "report.js")
 LICENCE = "uplot.LICENSE"
 """License of uPlot. Every copy of the library must include it, so every report does."""
 STYLES = ("uplot.min.css", "report.css")
@@ -33,7 +34,14 @@ NOTHING = "No steps recorded: the run ended before its first optimizer step."
 MOST_EVENTS = 200
 
 
-def page(history: History, diagnoses: Sequence[Diagnosis], *, run: Path | None = None, config_text: str = "") -> str:
+def page(
+    history: History,
+    diagnoses: Sequence[Diagnosis],
+    *,
+    run: Path | None = None,
+    config_text: str = "",
+    changed_text: str = "",
+) -> str:
     """Return the report of a run as one HTML page that loads no other file.
 
     Args:
@@ -41,6 +49,7 @@ def page(history: History, diagnoses: Sequence[Diagnosis], *, run: Path | None =
         diagnoses: Diagnoses of its findings.
         run: Run directory, or None.
         config_text: Text of the config, or an empty string.
+        changed_text: The settings in it that differ from the defaults, or an empty string if that is unknown.
     """
     document, codes = packed(history)
     # the policy has hashes of these texts, so the template must insert them unchanged
@@ -51,13 +60,13 @@ def page(history: History, diagnoses: Sequence[Diagnosis], *, run: Path | None =
         style=style,
         script=script,
         name=escape(history.info.name),
-        health=badge(worst_severity(history), health(history)) if history.step >= 0 else escape(health(history)),
-        run_stats=_definitions(_facts(history)),
-        diagnoses=diagnosis_cards(history, diagnoses) or f"<p>{escape(_quiet(history))}</p>",
+        overview=overview(history, diagnoses, run),
+        diagnoses=diagnosis_cards(history, diagnoses, run=run if config_text else None)
+        or f"<p>{escape(_quiet(history))}</p>",
+        checks=check_table(history, config_text=config_text),
         picture=_picture(history),
-        config=code(config_text) if config_text else "<p>This run has no gradwatch config.</p>",
-        environment=_definitions(environment(history.info).items()),
-        run_events=_run_events(history, run),
+        config=_config(config_text, changed_text),
+        environment=definitions(environment(history.info).items()),
         events=_events(history),
         data=_json(document),
         pack=codes,
@@ -92,33 +101,16 @@ def _quiet(history: History) -> str:
     return "No problems found." if history.info.layers else "No layers were monitored: there are only curves."
 
 
-def _facts(history: History) -> Iterator[tuple[str, str]]:
-    if history.step < 0:
-        return
-    run, total, loss_T = run_stats(history), history.info.total_steps, history["loss"]
-    yield "steps", f"{run.steps:,}" + (f" of {total:,}" if total and total != run.steps else "")
-    yield "time", units.duration(run.seconds)
-    yield "loss", f"{units.value(float(loss_T[0]))} to {units.value(run.loss)}"
-    yield "validation loss", units.number(run.val_loss)
-    yield "accuracy", units.percent(run.val_accuracy)
-    yield "throughput", f"{run.samples_per_s:,.0f} samples/s" if math.isfinite(run.samples_per_s) else units.MISSING
-    yield "monitoring took", watching(run)
-
-
-def _definitions(rows: Iterable[tuple[str, str]]) -> str:
-    # a list, unlike a table, needs no placeholder for unknown values
-    items = (f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in rows if v != units.MISSING)
-    return f"<dl>{''.join(items)}</dl>"
-
-
-def _run_events(history: History, run: Path | None) -> str:
-    """Return the main events of the run with their commands, or an empty string without events."""
-    rows = "".join(
-        f"<div><dt>{escape(event.label)}</dt><dd>{escape(event.text)}"
-        f"{f' <code>{escape(event.command)}</code>' if event.command else ''}</dd></div>"
-        for event in run_events(history, run=run)
+def _config(config_text: str, changed_text: str) -> str:
+    """Return the settings that were changed, then the whole config, folded."""
+    if not config_text:
+        return "<p>This run has no gradwatch config.</p>"
+    whole = f"<details><summary>The whole config with its defaults</summary>{code(config_text)}</details>"
+    if not changed_text:
+        return whole
+    return (
+        f'<p class="hint">Settings that differ from the defaults:</p>{code(changed_text, copy="these settings")}{whole}'
     )
-    return f'<dl class="deeds" aria-label="What the run did">{rows}</dl>' if rows else ""
 
 
 def _events(history: History) -> str:
@@ -127,7 +119,7 @@ def _events(history: History) -> str:
         return ""
     items = "".join(
         f"<li>step {event.step:,}: <b>{escape(event.kind)}</b> "
-        f"{f'<code>{escape(event.layer)}</code> ' if event.layer else ''}{escape(event.text)}</li>"
+        f"{f'<code>{escape(event.layer)}</code> ' if event.layer else ''}{prose(event.text)}</li>"
         for event in history.events[:MOST_EVENTS]
     )
     return f"<details><summary>{units.plural(len(history.events), 'event')}</summary><ul>{items}</ul></details>"

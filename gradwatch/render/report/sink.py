@@ -17,7 +17,13 @@ NAME = "report.html"
 
 
 def write_report(
-    path: Path, history: History, diagnoses: Sequence[Diagnosis], *, run: Path | None = None, config_text: str = ""
+    path: Path,
+    history: History,
+    diagnoses: Sequence[Diagnosis],
+    *,
+    run: Path | None = None,
+    config_text: str = "",
+    changed_text: str = "",
 ) -> None:
     """Write the report of a run atomically.
 
@@ -27,12 +33,14 @@ def write_report(
         diagnoses: Diagnoses of its findings.
         run: Run directory, or None.
         config_text: Text of the config, or an empty string.
+        changed_text: The settings in it that differ from the defaults, or an empty string if that is unknown.
 
     Raises:
         RunError: The file cannot be written.
     """
     # atomic: a crash or a full disk never leaves half a page
-    atomic.replace(path, page(history, diagnoses, run=run, config_text=config_text).encode("utf-8"))
+    text = page(history, diagnoses, run=run, config_text=config_text, changed_text=changed_text)
+    atomic.replace(path, text.encode("utf-8"))
 
 
 @final
@@ -42,13 +50,14 @@ class Html:
     Args:
         directory: Run directory.
         config_text: Text of the config, to show.
+        changed_text: The settings in it that differ from the defaults.
     """
 
     every = 0  # no step is due: only `close` writes
 
-    def __init__(self, *, directory: Path, config_text: str = "") -> None:
+    def __init__(self, *, directory: Path, config_text: str = "", changed_text: str = "") -> None:
         self._directory = directory
-        self._config_text = config_text
+        self._texts = {"config_text": config_text, "changed_text": changed_text}
 
     def write(self, history: History) -> None:
         """Do nothing: the report covers the whole run."""
@@ -62,7 +71,7 @@ class Html:
             return
         try:
             path, run = self._directory / NAME, self._directory
-            write_report(path, history, diagnoses, run=run, config_text=self._config_text)
+            write_report(path, history, diagnoses, run=run, **self._texts)
         except RunError as error:  # the run itself is recorded, so the report can still be written later
             warnings.warn(
                 f"gradwatch: could not write the report: {error}. Write it later with: "

@@ -20,6 +20,7 @@ from selenium.webdriver.common.keys import Keys
 LAYERS, STEPS, ONSET, BROKEN = 12, 200, 50, 150
 NAN_COLOUR = (224, 0, 122)
 TEXT_COLOURS = ("--text", "--muted", "--accent", "--ok", "--info", "--warning", "--critical")
+CRITICAL = "return getComputedStyle(document.documentElement).getPropertyValue('--critical')"
 LEAST_CONTRAST = 4.5
 """Of text, WCAG 2.2, 1.4.3, level AA."""
 
@@ -93,13 +94,95 @@ def test_it_opens_and_draws_every_chart_without_a_complaint(opened, ill):
     page = opened(*ill)
 
     assert page["h1"].text == "ill"
-    assert "1 critical" in page[".health"].text
+    assert page[".health"].text.endswith("Vanishing gradient: saturation")
     assert len(_colours(page, "#map canvas")) > 50, "a map that fades has many colours"
-    for place, charts in (("#trends", 8), ("#curves", 3), ("#cost-curves", 1)):
+    for place, charts in (("#curves", 3), ("figure.profile", 1), ("#trends", 6), ("#cost-curves", 1)):
         drawn = page.all(f"{place} canvas")
         assert len(drawn) == charts
         assert all(canvas.size["width"] > 100 for canvas in drawn)
+    assert "0 at every step: grad.zero_frac, grad.nonfinite." in page["#trends"].text, "charts of zeros are left out"
+    assert page["#curves"].location["y"] < page["#findings"].location["y"]
     assert page.complaints() == []
+
+
+def test_the_curves_mark_findings_and_link_to_them(opened, ill):
+    page = opened(*ill)
+
+    (mark,) = page.all("#marks a")
+    assert mark.get_attribute("href").endswith("#vanishing-gradient")
+    assert mark.text == f"▼ GW101 vanishing-gradient, step {ONSET}"
+    assert page["#vanishing-gradient h5"].text == "GW101 vanishing-gradient"
+    critical = tuple(bytes.fromhex(page.script(CRITICAL).strip("# ")))
+    assert critical in _colours(page, "#curves canvas")
+
+
+def test_a_finding_over_depth_is_drawn_layer_by_layer(opened, ill):
+    page = opened(*ill)
+    over = page["figure.profile .u-over"]
+    page.script("arguments[0].scrollIntoView({block: 'center'})", over)
+
+    # the axis reaches from 0.4 before the first layer to 0.4 after the last
+    ActionChains(page.driver, duration=0).move_to_element_with_offset(
+        over, round(((2 + 0.4) / (LAYERS - 0.2) - 0.5) * over.size["width"]), 0
+    ).perform()
+
+    told = page["figure.profile .tooltip"].get_attribute("textContent")
+    norms_TL = ill[0]["grad.l2"]
+    pattern = rf"layers\.2\.?\w*at step {ONSET}: (\S+?)at step {STEPS - 1}: (\S+?)range of the {ONSET} steps before: .*"
+    values = [float(value) for value in re.fullmatch(pattern, told).groups()]
+    assert values == pytest.approx([norms_TL[ONSET, 2], norms_TL[-1, 2]], rel=0.006)
+    assert f"at step {STEPS - 1} from" in page["figure.profile figcaption"].text
+
+
+def test_steps_without_backward_pass_and_findings_on_the_whole_run_are_on_the_map(opened):
+    run = Synthetic(layers=3, steps=100)
+    run.loss_T[60:64] = np.nan
+    history = run.history()
+    steps_T, values_TSL = history.param.rows()
+    values_TSL[60:64] = np.nan
+    broken = History(history.info)
+    broken.param.fill(steps_T, values_TSL)
+    broken.run.fill(*history.run.rows())
+    broken.report(
+        Finding(code="GW001", kind="non-finite", layer=None, step=60, severity=Severity.CRITICAL, message="m")
+    )
+
+    page = opened(broken)
+
+    assert NAN_COLOUR in _colours(page, "#map canvas")
+    page["button.show"].click()
+    told = page["#readout"].text
+    assert told.startswith(
+        "layers.0.weight · step 60 · grad.l2 no value; the loss was NaN or Inf: the backward pass was"
+    )
+    assert told.endswith("critical: GW001 non-finite")
+    assert "the backward pass was skipped" in page["#legend"].text
+
+
+def test_a_patch_can_be_copied(opened, ill):
+    page = opened(*ill)
+    page.script("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+
+    page["button.copy"].click()
+
+    page.wait(lambda: page["button.copy"].text == "Copied", "the button does not say so")
+    assert page.script("return window.copied") == "model:\n  activation: relu"
+
+
+def test_groups_of_one_rate_share_a_line(opened):
+    run = Synthetic(layers=2, steps=20)
+    history = History(run.info, groups=3)
+    made = run.history()
+    steps_T, values_TS1 = made.run.rows()
+    rate = made.run.statistics.index("lr.0")
+    history.param.fill(*made.param.rows())
+    rates = [values_TS1[:, rate : rate + 1] * times for times in (1, 1, 2)]
+    history.run.fill(steps_T, np.concatenate([values_TS1[:, :rate], *rates, values_TS1[:, rate + 1 :]], axis=1))
+
+    page = opened(history)
+
+    (caption,) = [c.text for c in page.all("#curves figcaption") if c.text.startswith("Learning rate")]
+    assert re.sub(r"\s+", " ", caption) == "Learning rate parameter groups 0, 1 parameter group 2"
 
 
 def test_hovering_shows_layer_step_and_value(opened, ill):
@@ -249,7 +332,7 @@ def test_every_statistic_can_be_chosen_and_read_as_a_table(opened, ill):
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_text_has_enough_contrast_and_fits_a_narrow_window(opened, browser, ill, theme):
-    browser.look(width=400, theme=theme)
+    browser.look(width=390, theme=theme)
     page = opened(*ill)
 
     read = "const s = getComputedStyle(document.documentElement); return arguments[0].map((n) => s.getPropertyValue(n))"

@@ -132,13 +132,15 @@ def _long_run(*, steps=100_000, layers=200, noise=1.0):
 def test_the_page_has_verdict_cause_evidence_remedy_and_manual_page(vanishing):
     text = page(vanishing.history, vanishing.diagnoses, config_text="model: {name: mlp}")
 
-    assert text.index("14 critical problems, 1 warning") < text.index("saturating activations in a deep network")
+    assert "14 critical problems, 1 warning" in Elements(text).inside["title"]
+    assert text.index("Vanishing gradient: saturating activations in a deep network") < text.index('<section id="run"')
     assert "almost certain" in text
     assert "activation: relu" in text
     assert "Train 200 steps with relu." in text
     assert "What it measures:" in text, "the manual page of GW101"
     assert "<dt>grad.l2</dt><dd>3.10e-9</dd>" in text
-    assert "; step 44</figcaption>" in text
+    assert "L2 norm of the gradient of each layer, input side first; at step 119 from" in text
+    assert "; since step" not in text, "the trend of one layer says nothing of the depth"
     assert text.count("layers.13.weight") >= 1
     assert "model: {name: mlp}" in text
 
@@ -333,6 +335,47 @@ def test_a_full_disk_leaves_the_earlier_page(tmp_path, healthy, vanishing, monke
     assert [p.name for p in tmp_path.iterdir()] == [NAME]
 
 
+def test_a_step_whose_backward_pass_was_skipped_is_a_gap_and_said(broken, read_back):
+    run = Synthetic(layers=3, steps=30)
+    run.loss_T[[11, 12, 20]] = np.nan
+    history = run.history()
+    steps_T, values_TSL = history.param.rows()
+    values_TSL[[11, 12, 20]] = np.nan
+    skipped = History(history.info)
+    skipped.param.fill(steps_T, values_TSL)
+    skipped.run.fill(*history.run.rows())
+    skipped.report(replace(broken.history.findings[0], layer=None, step=11))
+
+    text = page(skipped, ())
+
+    document, found = read_back(text)
+    assert document["gaps"] == [[11, 12], [20, 20]]
+    assert found["grad.l2"][0]["first"] == list(range(30)), "the map has a place for the gap"
+    assert (
+        "The loss was NaN or Inf at 3 steps: 11, 12, 20. The backward pass was skipped there, so no gradient was "
+        "computed."
+    ) in text
+    assert read_back(page(broken.history, broken.diagnoses))[0]["gaps"] == [], "its gradients were computed"
+
+
+def test_changed_settings_come_first_and_the_whole_config_is_folded(healthy):
+    text = page(
+        healthy.history, (), config_text="run: {seed: 0}\nmodel: {name: mlp}", changed_text="model: {name: mlp}"
+    )
+
+    section = text[text.index('<section id="config"') :]
+    assert section.index("<code>model: {name: mlp}</code>") < section.index("<details><summary>The whole config")
+    assert section.index("<details>") < section.index("run: {seed: 0}")
+
+
+def test_a_patch_has_the_command_that_trains_with_it(vanishing, tmp_path):
+    text = page(vanishing.history, vanishing.diagnoses, run=tmp_path / "deep", config_text="model: {name: mlp}")
+
+    command = f"gradwatch train {tmp_path}/deep/config.yaml --set model.activation=relu --set model.residual=true"
+    assert f"<code>{command}</code>" in text
+    assert "gradwatch train" not in page(vanishing.history, vanishing.diagnoses, run=tmp_path), "there is no config"
+
+
 def test_what_happened_besides_is_listed(healthy):
     history = healthy.history
     grown = History(history.info)
@@ -385,7 +428,12 @@ def test_a_training_leaves_its_report_unless_it_is_switched_off(tmp_path, enable
 
     report = outcome.directory / NAME
     assert report.exists() == enabled
-    assert not enabled or "eval_every: null" in report.read_text(encoding="utf-8"), "the config with its defaults"
+    if enabled:
+        config = report.read_text(encoding="utf-8").partition("Settings that differ from the defaults")[2]
+        changed, _, whole = config.partition("The whole config")
+        assert "steps: 3" in changed
+        assert "eval_every" not in changed
+        assert "eval_every: null" in whole
 
 
 def test_the_largest_value_of_a_wide_range_is_not_taken_for_infinity():

@@ -1,5 +1,6 @@
 // The map of layers by steps: colours of the cells, the view, the cursor of mouse and keyboard. uPlot draws the axes.
 
+const AROUND = 54; // height of what is around the cells: marks above, the axis below
 const NEAR = { log: 1, fraction: 0.25 }; // how far from the median a step takes its cell over: tenfold, or a quarter
 
 class HeatMap {
@@ -18,35 +19,37 @@ class HeatMap {
     this.order = [...rows.keys()].filter((row) => all || rows[row].main !== false);
     this.names = rows.map((row) => row.name);
     this.edges = [...this.columns.first, this.columns.last.at(-1) + 1];
-    this.marks = this.data.findings.flatMap((finding) => this.places(finding).map((y) => ({ ...finding, y })));
+    this.marks = this.data.findings.flatMap((finding) => this.places(finding).map((y, i) => ({ ...finding, y, isFirst: i === 0 })));
+    this.runMarks = this.data.findings.filter((finding) => !finding.param.length && !finding.act.length).map((finding) => ({ ...finding, y: 0, isFirst: true, whole: true }));
     this.limits = colourLimits(statistic, this.order);
     this.cell = null;
     this.place.setAttribute("aria-label", `${statistic.name} of ${this.order.length} layers over the steps`);
     this.build();
   }
 
-  /** Return in which shown rows a finding lies: of a module the first one, of a hidden tensor its module's. */
+  /** Return in which shown rows a finding lies, one for each of its layers: of a module the first one, of a hidden tensor its
+   *  module's. */
   places(finding) {
-    const rows = finding[this.statistic.of], y = rows.map((row) => this.order.indexOf(row)).find((at) => at >= 0);
-    if (y !== undefined) return [y];
-    const stem = rows.length ? this.names[rows[0]].replace(/[^.]*$/, "") : "";
-    const sibling = stem ? this.order.findIndex((row) => this.names[row].startsWith(stem)) : -1;
-    return sibling >= 0 ? [sibling] : [];
+    const found = finding[this.statistic.of].map((rows) => {
+      const y = rows.map((row) => this.order.indexOf(row)).find((at) => at >= 0), stem = this.names[rows[0]].replace(/[^.]*$/, "");
+      return y ?? (stem ? this.order.findIndex((row) => this.names[row].startsWith(stem)) : -1);
+    });
+    return [...new Set(found)].filter((y) => y >= 0);
   }
 
   build() {
     const range = this.chart && [this.chart.scales.x.min, this.chart.scales.x.max];
     clear(this.place);
     const rows = Math.max(this.order.length, 1), width = this.place.clientWidth;
-    this.height = Math.min(Math.max(rows * 20, 140), 560) + 34;
+    this.height = Math.min(Math.max(rows * 20, 140), 560) + AROUND;
     const most = width < 600 ? 15 : 36;
     this.short = shortened(this.order.map((row) => this.names[row]), most);
     this.letters = Math.max(...this.short.map((name) => name.length), 4);
     this.chart = new uPlot({
-      width, height: this.height, legend: { show: false },
+      width, height: this.height, padding: [14, 0, 0, null], legend: { show: false },
       series: [{}, { paths: () => null, points: { show: false } }],
       scales: { x: { time: false, range: (_, min, max) => [min, max] }, y: { dir: -1, auto: false, range: (_, min, max) => [min, max] } },
-      axes: [{ ...stepsAxis(), grid: { show: false } }, axis({ size: this.letters * 6.7 + 12, grid: { show: false }, ticks: { show: false }, font: `11px ${css("--mono")}`, gap: 6, splits: (_u, _i, min, max) => this.labels(min, max), values: (_, at) => at.map((y) => this.short[Math.floor(y)] ?? "") })],
+      axes: [{ ...stepsAxis(0.985), grid: { show: false } }, axis({ size: this.letters * 6.7 + 12, grid: { show: false }, ticks: { show: false }, font: `11px ${css("--mono")}`, gap: 6, splits: (_u, _i, min, max) => this.labels(min, max), values: (_, at) => at.map((y) => this.short[Math.floor(y)] ?? "") })],
       cursor: { drag: { x: true, y: true, uni: 24, setScale: false }, points: { show: false }, sync: { key: "steps", scales: ["x", null], setSeries: false }, bind: { dblclick: () => () => this.reset() } },
       hooks: { drawClear: [(u) => this.paint(u)], draw: [(u) => this.paintMarks(u)], setCursor: [(u) => this.onHover(u)], setSelect: [(u) => this.onSelect(u)] },
     }, [[0, 1], [null, null]], this.place);
@@ -70,7 +73,7 @@ class HeatMap {
 
   /** Return the rows that get a name, as many as fit. */
   labels(min, max) {
-    const every = Math.max(1, Math.ceil((14 * (max - min)) / (this.height - 34)));
+    const every = Math.max(1, Math.ceil((14 * (max - min)) / (this.height - AROUND)));
     return Array.from({ length: Math.floor((max - min) / every) }, (_, i) => Math.floor(min) + i * every + 0.5);
   }
 
@@ -150,7 +153,8 @@ class HeatMap {
     const { left, top, width, height } = u.bbox, ctx = u.ctx, dpr = devicePixelRatio;
     const x = (step) => u.valToPos(step, "x", true), y = (at) => u.valToPos(at, "y", true);
     ctx.save();
-    ctx.beginPath(); ctx.rect(left - 7 * dpr, top - 4 * dpr, width + 14 * dpr, height + 18 * dpr); ctx.clip();
+    ctx.beginPath(); ctx.rect(left - 7 * dpr, top - 14 * dpr, width + 14 * dpr, height + 28 * dpr); ctx.clip();
+    this.paintWholeRun(u);
     const row = this.order.indexOf(this.picked);
     if (row >= 0) frame(ctx, left, y(row), width, y(row + 1) - y(row), 1.5 * dpr);
     if (this.cell && document.activeElement === this.place) {
@@ -160,10 +164,31 @@ class HeatMap {
     const below = Math.min((y(1) - y(0)) / 2, 3 * dpr); // the tip points at the cell, and leaves it to be seen
     for (const mark of [...this.marks].reverse()) {
       if (mark.y < u.scales.y.min || mark.y >= u.scales.y.max) continue;
-      triangle(ctx, x(mark.step + 0.5), y(mark.y + 0.5) + below, 9 * dpr, css(`--${mark.severity}`));
+      triangle(ctx, x(mark.step + 0.5), y(mark.y + 0.5) + below, (mark.isFirst ? 9 : 6) * dpr, css(`--${mark.severity}`));
     }
     ctx.restore();
   }
+
+  /** Draw what concerns no single layer: steps without a backward pass as bands, findings on the whole run as lines. */
+  paintWholeRun(u) {
+    const { left, top, width, height } = u.bbox, ctx = u.ctx, dpr = devicePixelRatio, x = (step) => u.valToPos(step, "x", true);
+    for (const [first, last] of this.gaps()) {
+      const from = Math.max(x(first), left), room = Math.min(Math.max(x(last + 1) - from, 2 * dpr), left + width - from);
+      if (room <= 0) continue;
+      ctx.fillStyle = NAN_COLOUR; ctx.globalAlpha = 0.4; ctx.fillRect(from, top, room, height);
+      ctx.globalAlpha = 1; ctx.fillRect(from, top, room, 4 * dpr); ctx.fillRect(from, top + height - 4 * dpr, room, 4 * dpr);
+    }
+    for (const mark of this.runMarks) {
+      const at = x(mark.step + 0.5);
+      if (at < left || at > left + width) continue;
+      ctx.strokeStyle = css(`--${mark.severity}`); ctx.lineWidth = 1.5 * dpr; ctx.setLineDash([4 * dpr, 3 * dpr]);
+      ctx.beginPath(); ctx.moveTo(at, top); ctx.lineTo(at, top + height); ctx.stroke(); ctx.setLineDash([]);
+      triangle(ctx, at, top + dpr, -11 * dpr, css(`--${mark.severity}`));
+    }
+  }
+
+  /** Return the stretches of steps without a backward pass, where the map is of gradients. */
+  gaps() { return this.statistic.name.startsWith("grad.") ? this.data.gaps : []; }
 
   /** Return the cell under a point of the chart, or null. */
   at(left, top) {
@@ -179,10 +204,11 @@ class HeatMap {
     const [low, mid, high] = [s.low[i], s.mid[i], s.high[i]].map((code) => say(code, s));
     const range = [this.columns.first[column], this.columns.last[column]];
     const next = this.columns.first[column + 1] ?? Infinity;
-    const found = this.marks.filter((mark) => mark.y === y && mark.step >= range[0] && mark.step < Math.max(next, range[1] + 1));
+    const skipped = this.gaps().some(([first, last]) => first <= range[1] && last >= range[0]);
+    const found = [...this.runMarks, ...this.marks].filter((mark) => (mark.whole || mark.y === y) && mark.step >= range[0] && mark.step < Math.max(next, range[1] + 1));
     return {
       layer: this.names[row], steps: steps(...range),
-      value: `${s.name} ${mid}${low !== high ? ` (${low} to ${high})` : ""}`,
+      value: `${s.name} ${mid}${low !== high ? ` (${low} to ${high})` : ""}${skipped ? "; the loss was NaN or Inf: the backward pass was skipped" : ""}`,
       findings: found.map((mark) => `${mark.severity}: ${mark.code} ${mark.kind}`),
     };
   }
@@ -220,9 +246,10 @@ class HeatMap {
   }
 
   nextFinding() {
-    if (!this.marks.length) return this.tell("There is no finding on this map.");
-    this.finding = ((this.finding ?? -1) + 1) % this.marks.length;
-    this.goTo(this.marks[this.finding]);
+    const stops = [...this.marks, ...this.runMarks].filter((mark) => mark.isFirst);
+    if (!stops.length) return this.tell("There is no finding on this map.");
+    this.finding = ((this.finding ?? -1) + 1) % stops.length;
+    this.goTo(stops[this.finding]);
   }
 
   goTo(mark) { this.moveTo({ y: mark.y, column: nearest(this.columns.first, mark.step) }); }

@@ -1,10 +1,17 @@
 // Line charts over the steps, drawn by uPlot: a line of medians, a band from least to greatest, ticks where it broke.
 
+const FLAG = 24; // room for the codes of findings over a chart
+const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3]]; // of equal lines, each stays visible through the next
 const charts = new Set(); // all that share the cursor and the range of steps
 
 /** Return the options of an axis in the colours of the theme. */
 const axis = (more) => ({ stroke: () => css("--muted"), grid: { stroke: () => css("--line"), width: 1 }, ticks: { stroke: () => css("--line"), size: 4, width: 1 }, font: "11px system-ui, sans-serif", ...more });
-const stepsAxis = () => axis({ size: 28, values: (_, splits) => splits.map((step) => (Number.isInteger(step) ? step.toLocaleString("en") : "")) });
+const titled = (label) => ({ label, labelSize: 16, labelGap: 0, labelFont: "11px system-ui, sans-serif" });
+/** Return the axis of the steps; labels beyond a share of its width are left out, where there is no room for them. */
+const stepsAxis = (share = 1) => axis({ size: 24, ...titled("step"), values: (u, splits) => {
+  const { min, max } = u.scales.x;
+  return splits.map((step) => (Number.isInteger(step) && step <= min + share * (max - min) ? step.toLocaleString("en") : ""));
+} });
 
 /** Show a range of steps in all charts. */
 function showSteps(min, max) {
@@ -44,14 +51,15 @@ function note(chart, left, top, ...lines) {
 /**
  * Draw one chart into a place.
  *
- * name, about: its caption; log: powers of ten on the axis; say: a value in words;
+ * name, about: its caption; title: what its height is; log: powers of ten on the axis; say: a value in words;
  * lines: {name, colour, steps, mid, low, high} with values as they are (NaN is not shown, Infinity is broken);
- * marks: findings, as dashed lines at their steps, and what is only a `tick` at the top; range: first and last step of the run.
+ * marks: findings, as dashed lines at their steps, and what is only a `tick` at the top; range: first and last step of the run;
+ * flags: whether the findings have their codes over the chart.
  */
-function lineChart(place, { name, about, log, say, lines, marks, range }) {
-  const height = 170, figure = element("figure"), body = element("div", { class: "chart" });
-  const keys = lines.length > 1 ? lines.map((line) => key(line)) : [];
-  figure.append(element("figcaption", {}, element("b", {}, name), ` ${about}`, ...keys), body);
+function lineChart(place, { name, about, title, log, say, lines, marks, range, flags }) {
+  const height = flags ? 215 : 185, figure = element("figure"), body = element("div", { class: "chart" });
+  const keys = lines.length > 1 ? lines.map(key) : [];
+  figure.append(element("figcaption", {}, element("b", {}, name), ` ${about}${log && lines.some((line) => Array.from(line.mid).includes(0)) ? "; zeros are on the floor" : ""}`, ...keys), body);
   figure.setAttribute("role", "group");
   body.setAttribute("role", "img");
   body.setAttribute("aria-label", `${name}: ${lines.map((line) => inWords(line, say, lines.length > 1)).join("; ")}`);
@@ -60,8 +68,8 @@ function lineChart(place, { name, about, log, say, lines, marks, range }) {
   const tables = lines.map((line) => [line.steps, ...[line.mid, line.low, line.high].filter(Boolean).map((values) => Array.from(values, drawn))]);
   const data = uPlot.join(tables);
   const series = [{}], bands = [];
-  for (const line of lines) {
-    series.push({ stroke: () => css(line.colour), width: 1.5, points: { show: line.steps.length < 60, size: 4 } });
+  for (const [i, line] of lines.entries()) {
+    series.push({ stroke: () => css(line.colour), width: i ? 2 : 1.5, dash: DASHES[i % DASHES.length], points: { show: line.steps.length < 60, size: 4 } });
     if (!line.low) continue;
     series.push({ points: { show: false } }, { points: { show: false } });
     bands.push({ series: [series.length - 1, series.length - 2], fill: () => `color-mix(in srgb, ${css(line.colour)} 22%, transparent)` });
@@ -69,12 +77,13 @@ function lineChart(place, { name, about, log, say, lines, marks, range }) {
   const [min, max] = range;
   const chart = new uPlot({
     width: place.clientWidth ? body.clientWidth : 320, height, series, bands,
+    padding: [flags ? FLAG : null, null, 0, null],
     legend: { show: false },
     scales: { x: { time: false, range: (_, a, b) => [a ?? min, b ?? max] }, y: { range: (_, low, high) => roomy(low, high, log) } },
-    axes: [stepsAxis(), axis({ size: 58, ...(log ? { splits: (_u, _i, low, high) => logTicks(low, high) } : {}), values: (_, at) => at.map((level) => short(log ? 10 ** level : level)) })],
+    axes: [stepsAxis(), axis({ size: 52, ...titled(log ? `${title}, log scale` : title), ...(log ? { splits: (_u, _i, low, high) => logTicks(low, high) } : {}), values: (_, at) => tickLabels(at.map((level) => (log ? 10 ** level : level)), say, log) })],
     cursor: { y: false, drag: { x: true, y: false, setScale: false }, sync: { key: "steps", scales: ["x", null], setSeries: false }, bind: { dblclick: () => () => showSteps(min, max) } },
     hooks: {
-      draw: [(u) => drawMarks(u, marks, lines)],
+      draw: [(u) => drawMarks(u, marks, lines, log), (u) => flags && drawFlags(u, marks)],
       setSelect: [(u) => { if (u.select.width > 4) showSteps(u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x")); u.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false); }],
       setCursor: [(u) => hover(u, lines, say)],
     },
@@ -92,28 +101,63 @@ function roomy(low, high, log) {
   return [log || low < 0 ? middle - half : Math.max(middle - half, 0), middle + half];
 }
 
-/** Return where an axis of powers of ten has ticks: at whole ones, or between them where it is short. */
+/** Return where an axis of powers of ten has ticks: at whole ones, between them where it is short, at round numbers where it is
+ *  shorter still. */
 function logTicks(min, max) {
-  const span = max - min, every = Math.max(1, Math.ceil(span / 6)), between = span > 2.5 ? [1] : span > 1.2 ? [1, 3] : span > 0.6 ? [1, 2, 5] : [1, 1.5, 2, 3, 4, 5, 6, 8];
-  const ticks = [];
+  const span = max - min, every = Math.max(1, Math.ceil(span / 6));
+  if (span < 0.6) return evenly(10 ** min, 10 ** max).map(Math.log10);
+  const between = span > 2.5 ? [1] : span > 1.2 ? [1, 3] : [1, 2, 5], ticks = [];
   for (let power = Math.floor(min); power <= max; power++) if (power % every === 0) ticks.push(...between.map((times) => power + Math.log10(times)));
   return ticks.filter((tick) => tick >= min && tick <= max);
 }
 
-/** Return a number for an axis: short, without needless digits. */
-function short(value) {
-  const size = Math.abs(value), rounded = Number(value.toPrecision(4));
-  return size >= 1e5 || (size > 0 && size < 1e-2) ? rounded.toExponential().replace("e+", "e") : rounded.toLocaleString("en", { maximumSignificantDigits: 4 });
+/** Return up to five round numbers in a range. */
+function evenly(low, high) {
+  const unit = 10 ** Math.floor(Math.log10((high - low) / 3)), every = [1, 2, 5, 10].find((times) => (high - low) / (times * unit) <= 5) * unit;
+  return Array.from({ length: 6 }, (_, i) => (Math.ceil(low / every) + i) * every).filter((value) => value <= high);
+}
+
+/** Return the numbers of an axis in one format, without needless digits: all with an exponent if one of them needs it, and on a
+ *  linear axis with the same one. */
+function tickLabels(values, say, log) {
+  if (say === percent) return values.map(percent);
+  const sizes = values.map(Math.abs).filter((size) => size > 0), power = (size) => Math.floor(Math.log10(size) + 1e-9);
+  if (sizes.every((size) => size < 1e5 && size >= 1e-3)) return values.map((value) => value.toLocaleString("en", { maximumSignificantDigits: 4 }));
+  const shared = power(Math.max(...sizes));
+  return values.map((value) => {
+    const exponent = log ? power(value) : shared;
+    return value ? `${Number((value / 10 ** exponent).toPrecision(4))}e${exponent}` : "0";
+  });
+}
+
+/** Draw the codes of findings over a chart, each where it has room, with a triangle at its step. */
+function drawFlags(u, marks) {
+  const { left, top, width } = u.bbox, ctx = u.ctx, dpr = devicePixelRatio;
+  let free = -Infinity;
+  ctx.save();
+  ctx.font = `600 ${10.5 * dpr}px system-ui, sans-serif`; ctx.textBaseline = "bottom"; ctx.textAlign = "left";
+  for (const mark of marks) {
+    const x = u.valToPos(mark.step, "x", true);
+    if (mark.tick || x < left || x > left + width) continue;
+    ctx.fillStyle = css(`--${mark.severity}`);
+    ctx.beginPath(); ctx.moveTo(x, top + 2 * dpr); ctx.lineTo(x - 5 * dpr, top - 6 * dpr); ctx.lineTo(x + 5 * dpr, top - 6 * dpr); ctx.fill();
+    const room = ctx.measureText(mark.code).width, start = Math.min(Math.max(x - room / 2, 0), left + width - room);
+    if (start < free) continue;
+    ctx.fillText(mark.code, start, top - 7 * dpr);
+    free = start + room + 6 * dpr;
+  }
+  ctx.restore();
 }
 
 /** Return a line's colour and name for the caption. */
-function key(line) {
+function key(line, i = 0) {
   const sample = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   sample.setAttribute("viewBox", "0 0 12 6");
   sample.setAttribute("aria-hidden", "true");
   const stroke = document.createElementNS(sample.namespaceURI, "path");
   stroke.setAttribute("d", "M0 3H12");
   stroke.setAttribute("stroke-width", "2");
+  if (i) stroke.setAttribute("stroke-dasharray", "4 2");
   stroke.style.stroke = `var(${line.colour})`;
   sample.append(stroke);
   return element("span", { class: "key" }, sample, ` ${line.name}`);
@@ -127,8 +171,8 @@ function inWords(line, say, named) {
   return `${named ? `${line.name} ` : ""}${told}${broken ? `, NaN or Inf in ${broken} columns` : ""}`;
 }
 
-/** Draw findings as dashed lines, and broken values as ticks on the floor. */
-function drawMarks(u, marks, lines) {
+/** Draw findings as dashed lines, broken values as ticks on the floor, and on a log scale zeros as a line there. */
+function drawMarks(u, marks, lines, log) {
   const { left, top, width, height } = u.bbox, ctx = u.ctx, dpr = devicePixelRatio;
   ctx.save();
   ctx.beginPath(); ctx.rect(left, top, width, height); ctx.clip();
@@ -136,6 +180,14 @@ function drawMarks(u, marks, lines) {
     const x = u.valToPos(mark.step, "x", true);
     ctx.strokeStyle = css(`--${mark.severity}`); ctx.lineWidth = dpr; ctx.setLineDash(mark.tick ? [] : [4 * dpr, 3 * dpr]);
     ctx.beginPath(); ctx.moveTo(x, top); ctx.lineTo(x, top + (mark.tick ? 8 * dpr : height)); ctx.stroke();
+  }
+  for (const line of log ? lines : []) {
+    ctx.fillStyle = css(line.colour);
+    line.mid.forEach((value, i) => {
+      if (value !== 0) return;
+      const x = u.valToPos(line.steps[i], "x", true), end = u.valToPos((line.last ?? line.steps)[i] + 1, "x", true);
+      ctx.fillRect(x, top + height - 3 * dpr, Math.max(end - x, 2 * dpr), 3 * dpr);
+    });
   }
   ctx.setLineDash([]); ctx.strokeStyle = css("--critical"); ctx.lineWidth = Math.max(2, dpr);
   ctx.beginPath();
