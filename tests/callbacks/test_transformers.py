@@ -5,6 +5,7 @@ from pydoc_data.topics import topics
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
 from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
@@ -34,7 +35,20 @@ class Shared(GPT2LMHeadModel):
     accepts_loss_kwargs = False
 
 
-def train(folder, *, kind=GPT2LMHeadModel, lr=1e-3, **options):
+class OwnLoss(Trainer):
+    """Computes its loss outside of the model from two passes, as preference losses do."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        ids = inputs["input_ids"]
+        with torch.no_grad():
+            reference = model(input_ids=ids).logits
+        outputs = model(input_ids=ids)
+        margin = model(input_ids=ids.flip(1)).logits.logsumexp(-1).mean()
+        loss = (outputs.logits - reference - 1.0).square().mean() + 0.1 * margin.square()
+        return (loss, outputs) if return_outputs else loss
+
+
+def train(folder, *, kind=GPT2LMHeadModel, lr=1e-3, trainer=Trainer, loss_func=None, **options):
     torch.manual_seed(0)
     size = {"n_positions": CONTEXT, "n_embd": 16, "n_layer": 2, "n_head": 2}
     model = kind(GPT2Config(vocab_size=128, bos_token_id=1, eos_token_id=1, **size))
@@ -51,9 +65,10 @@ def train(folder, *, kind=GPT2LMHeadModel, lr=1e-3, **options):
         disable_tqdm=True,
         **options,
     )
-    trainer = Trainer(model=model, args=args, train_dataset=Text(400), eval_dataset=Text(8), callbacks=[watch])
-    trainer.train()
-    return gradwatch.load_run(folder / "run"), watch, trainer
+    data = {"train_dataset": Text(400), "eval_dataset": Text(8)}
+    trained = trainer(model=model, args=args, callbacks=[watch], compute_loss_func=loss_func, **data)
+    trained.train()
+    return gradwatch.load_run(folder / "run"), watch, trained
 
 
 @pytest.mark.parametrize("kind", [GPT2LMHeadModel, Shared])
@@ -77,6 +92,44 @@ def test_losses_and_norms_are_those_of_the_trainer(tmp_path, kind, accumulate, c
     assert [*np.flatnonzero(np.isfinite(run["val_loss"]))] == [5, 10]
     assert run.info.total_steps == STEPS
     assert not watch.monitor.findings()
+
+
+def smooth(outputs, labels, num_items_in_batch=None):
+    return outputs.logits.square().mean()
+
+
+@pytest.mark.parametrize(
+    ("own", "accumulate"), [({"trainer": OwnLoss}, 1), ({"trainer": OwnLoss}, 3), ({"loss_func": smooth}, 3)]
+)
+def test_a_loss_that_the_model_never_saw_is_the_trainer_s(tmp_path, own, accumulate):
+    run, _, trainer = train(tmp_path, gradient_accumulation_steps=accumulate, max_grad_norm=0.1, **own)
+
+    logs = [log for log in trainer.state.log_history if "loss" in log]
+    np.testing.assert_allclose(run["loss"], [log["loss"] for log in logs], rtol=1e-4)
+    np.testing.assert_allclose(run["grad_norm.before_clip"], [log["grad_norm"] for log in logs], rtol=1e-4)
+    assert np.unique(run["batch_hash"]).size == STEPS, "the batch of each step is that of its first pass"
+
+
+def test_a_trainer_within_the_training_of_another_keeps_its_losses_to_itself(tmp_path):
+    class Nested(Trainer):
+        def compute_loss(self, *args, **kwargs):
+            if self.state.global_step == 5:
+                train(tmp_path / "inner", lr=1e-5)
+            return super().compute_loss(*args, **kwargs)
+
+    run, _, trainer = train(tmp_path, trainer=Nested)
+
+    losses = [log["loss"] for log in trainer.state.log_history if "loss" in log]
+    np.testing.assert_allclose(run["loss"], losses, rtol=1e-4)
+    assert len(gradwatch.load_run(tmp_path / "inner" / "run")["loss"]) == STEPS
+
+
+def test_the_wrapper_of_backward_is_gone_after_the_training(tmp_path):
+    before = Accelerator.backward
+
+    train(tmp_path)
+
+    assert Accelerator.backward is before
 
 
 def test_a_training_that_is_ill_is_found_out(tmp_path):
