@@ -144,7 +144,10 @@ def test_a_monitor_prints_its_steps_and_the_way_to_call_it(training):
         late = str(monitor)
 
     assert early == "watch: no step was recorded. Call `monitor.step(loss)` after each `optimizer.step()`"
-    assert late == "watch: healthy: no problems found in 3 steps"
+    assert (
+        late
+        == "watch: no problems found in 3 steps; too short for: rising-sparsity, oscillating-gradient, loss-plateau"
+    )
     assert str(monitor.findings()) == "none"
 
 
@@ -170,5 +173,5 @@ def test_a_monitor_shows_itself_in_a_notebook(training):
         text = _text(monitor._repr_html_())
 
     assert "no steps recorded" in early
-    assert "✔ healthy" in text
+    assert "✔ no problems found" in text
     assert "3 steps" in text

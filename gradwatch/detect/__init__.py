@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
@@ -107,6 +107,20 @@ class WithdrawingDetector(Detector, Protocol):
         The pipeline calls it before `detect`, for each open finding of an earlier step.
         """
         ...
+
+
+@runtime_checkable
+class WaitingDetector(Detector, Protocol):
+    """A detector that cannot judge a run before some time has passed."""
+
+    def can_judge(self, history: History) -> bool:
+        """Return whether the detector could report by now, also if the run has nothing for it to judge."""
+        ...
+
+
+def waiting(history: History, among: Iterable[Detector]) -> tuple[str, ...]:
+    """Return the kinds of the detectors that cannot judge a run yet."""
+    return tuple(d.kind for d in among if isinstance(d, WaitingDetector) and not d.can_judge(history))
 
 
 def detectors(settings: Mapping[str, Mapping[str, Any]] | None = None) -> tuple[Detector, ...]:

@@ -38,8 +38,8 @@ def finding(kind: str, *, layer: str | None, step: int, severity: Severity, code
 @pytest.fixture(scope="session")
 def healthy() -> Run:
     run = Synthetic(layers=4, steps=STEPS, activations=2)
-    run.val_loss_T[[39, 79, 119]] = [1.2, 0.9, 0.7]
-    run.val_accuracy_T[[39, 79, 119]] = [0.61, 0.78, 0.875]
+    run.val_loss_T[[23, 47, 71, 95, 119]] = [1.2, 1.0, 0.9, 0.8, 0.7]
+    run.val_accuracy_T[[23, 47, 71, 95, 119]] = [0.61, 0.7, 0.78, 0.83, 0.875]
     run.info = replace(run.info, name="quick", total_steps=STEPS)
     return Run(run.history())
 

@@ -97,8 +97,7 @@ class LossPlateau:
         if zero := find_zero_loss(history):
             yield zero
             return
-        planned = history.info.total_steps or 0
-        if history.step < max(self.patience, MIN_WAIT_STEPS, planned // PLANNED_STEPS_PER_WAIT):
+        if not self._has_waited(history):
             return
         if has_fallen(history, fall=self.fall):
             sign = find_constant_predictions(history, patience=self.patience)
@@ -109,6 +108,14 @@ class LossPlateau:
         is_slow = history.step < self.patience + self.patience // 2
         if sign and is_standing(history, since, fall=self.fall, max_trend=self.trend, is_slow=is_slow):
             yield sign
+
+    def can_judge(self, history: History) -> bool:
+        """Return whether the wait is over, or the loss has fallen: a falling loss is no plateau."""
+        return self._has_waited(history) or has_fallen(history, fall=self.fall)
+
+    def _has_waited(self, history: History) -> bool:
+        planned = history.info.total_steps or 0
+        return history.step >= max(self.patience, MIN_WAIT_STEPS, planned // PLANNED_STEPS_PER_WAIT)
 
     def recovery(self, history: History, finding: Finding) -> Recovery | None:
         """Return the step from which the loss has been clearly below its start."""

@@ -98,6 +98,11 @@ class Overfitting:
         """Yield a finding for the run."""
         yield from findings_of(self, history, [self._sign(history)])
 
+    def can_judge(self, history: History) -> bool:
+        """Return whether the run has enough validations, or none at all."""
+        known = int(np.isfinite(history["val_loss"]).sum())
+        return known == 0 or known > self.patience
+
     def _sign(self, history: History) -> Sign | None:
         val_T = history["val_loss"]
         is_known_T = np.isfinite(val_T)

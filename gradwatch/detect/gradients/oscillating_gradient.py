@@ -100,9 +100,13 @@ class OscillatingGradient:
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run."""
-        if history.step < WINDOW_STEPS + FIRST_LOSS_STEPS or len(history.run.steps(WINDOW_STEPS)) < WINDOW_STEPS:
+        if not self.can_judge(history) or len(history.run.steps(WINDOW_STEPS)) < WINDOW_STEPS:
             return
         yield from findings_of(self, history, self._signs(history))
+
+    def can_judge(self, history: History) -> bool:
+        """Return whether a window follows the first losses."""
+        return history.step >= WINDOW_STEPS + FIRST_LOSS_STEPS
 
     def _signs(self, history: History) -> Iterator[Sign | None]:
         """Yield the observation of each mechanism, in a fixed order."""

@@ -78,7 +78,7 @@ class RisingSparsity:
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each module with a sparser gradient, and for each ReLU with units that fall silent."""
-        if history.step < self.blocks * BLOCK_STEPS:
+        if not self.can_judge(history):
             return
         bounds = CreepBounds(
             rise=self.rise, level=self.level, steady=self.steady, creeping=self.creeping, most=self.most
@@ -86,6 +86,10 @@ class RisingSparsity:
         yield from findings_of(self, history, find_sparser_gradients(history, bounds, kind=self.kind))
         units = find_silencing_units(history, bounds, kind=self.kind, blocks=self.blocks)
         yield from findings_of(self, history, units)
+
+    def can_judge(self, history: History) -> bool:
+        """Return whether the run has enough blocks for a trend."""
+        return history.step >= self.blocks * BLOCK_STEPS
 
     @classmethod
     def examples(cls) -> Iterator[Example]:

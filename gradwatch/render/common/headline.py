@@ -11,7 +11,7 @@ from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Severity
 from gradwatch.render.common import format as units
 from gradwatch.render.common.problems import RunProblem, problems
-from gradwatch.render.common.run_stats import RunStats, counted, health, run_stats, watching
+from gradwatch.render.common.run_stats import RunStats, counted, health, run_stats, too_short_for, watching
 from gradwatch.render.common.series import broken
 from gradwatch.render.common.sparkline import Glyphs, sparkline
 from gradwatch.render.common.style import OK, SEVERITY, mark
@@ -44,7 +44,9 @@ def headline(history: History, diagnoses: Sequence[Diagnosis], signs: Glyphs, *,
     verdict = Text.assemble(mark(None, signs), " ", (health(history), OK))
     first = packed([verdict, name, _length(history, run)], width=width, indent="")
     rest = [line for facts in (_learning(history, run, signs), _cost(run)) for line in packed(facts, width=width)]
-    return [*first, *ended, *rest]
+    short = too_short_for(history)
+    waits = [Text(f"{GAP}too short for: {', '.join(short)}")] if short else []
+    return [*first, *ended, *waits, *rest]
 
 
 def title(problem: RunProblem, signs: Glyphs, *, width: int) -> list[Text]:

@@ -12,6 +12,8 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from gradwatch.detect import detectors, waiting
+from gradwatch.events import LEFT_OUT
 from gradwatch.history.store import History
 from gradwatch.records import DataInfo, RunInfo, Severity
 from gradwatch.render.common import format as units
@@ -21,11 +23,6 @@ Floats = NDArray[np.floating[Any]]
 SHORT_S = 10.0
 """Duration below which the overhead is not shown as percent. Each run spends about 0.1 s once at its start, for the
 graph, the first samples and opening files. In a shorter run, that is 1 % or more, which a longer run does not have."""
-
-MIN_JUDGED_STEPS = 128
-"""Steps below which a run is healthy only if its loss has fallen: by default, `loss-plateau` waits that long."""
-MIN_LOSS_FALL_FRAC = 0.1
-"""Least decrease of the loss, as a fraction of its first value, that counts as a fall."""
 
 
 @final
@@ -59,7 +56,7 @@ class RunStats:
 
 
 def health(history: History) -> str:
-    """Return the health of a run: `healthy`, or the number of problems of each severity."""
+    """Return the health of a run: the number of problems of each severity, or `healthy` if all were judged."""
     if history.step < 0:
         return "no steps recorded"
     total = history.info.total_steps
@@ -70,8 +67,8 @@ def health(history: History) -> str:
     # a live run, or one that ended before its planned steps; early stopping is an end as planned
     is_stopped = history.ending is not None and history.ending.kind == "early-stop"
     healthy = "healthy so far" if total and history.step + 1 < total and not is_stopped else "healthy"
-    if not is_long_enough(history):  # too short for `loss-plateau` to find a flat loss
-        healthy = "no problems found (short run)"
+    if too_short_for(history) or has_gaps(history):
+        healthy = "no problems found"
     return f"{healthy}, {found}" if found else healthy
 
 
@@ -81,12 +78,20 @@ def counted(count: int, severity: Severity) -> str:
     return units.plural(count, noun)
 
 
-def is_long_enough(history: History) -> bool:
-    """Return whether a run without findings can be called healthy: it is long, or its loss has fallen."""
-    loss_T = history["loss"][np.isfinite(history["loss"])]
-    # abs: a loss may be negative, such as a log density
-    has_fallen = len(loss_T) > 1 and bool(loss_T[-1] < loss_T[0] - MIN_LOSS_FALL_FRAC * abs(loss_T[0]))
-    return has_fallen or history.step + 1 >= MIN_JUDGED_STEPS
+def too_short_for(history: History) -> tuple[str, ...]:
+    """Return the kinds of problems that cannot be judged yet, since the run is too short."""
+    thresholds: dict[str, dict[str, Any]] = {}
+    for key, value in (history.info.settings or {}).items():
+        section, _, rest = key.partition(".")
+        kind, _, name = rest.partition(".")
+        if section == "detect" and name:
+            thresholds.setdefault(kind, {})[name] = value
+    return waiting(history, detectors(thresholds))
+
+
+def has_gaps(history: History) -> bool:
+    """Return whether a check was left out, so that its problems cannot be judged."""
+    return any(event.kind == LEFT_OUT.name for event in history.events)
 
 
 def run_stats(history: History) -> RunStats:

@@ -9,7 +9,7 @@ from gradwatch.events import LEFT_OUT
 from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Finding, Severity
 from gradwatch.render.common import format as units
-from gradwatch.render.common.run_stats import is_long_enough
+from gradwatch.render.common.run_stats import has_gaps, too_short_for
 
 MAX_KINDS = 4
 """Maximum number of kinds to list."""
@@ -52,8 +52,9 @@ def summary_lines(history: History, diagnoses: Sequence[Diagnosis], *, run_dir: 
 def _headline(history: History, problems: Sequence[Finding]) -> str:
     steps = units.plural(history.step + 1, "step")
     if not problems:
-        health = "healthy: no problems found" if is_long_enough(history) else "no problems found"
-        return f"{health} in {steps}"
+        short = too_short_for(history)
+        text = f"no problems found in {steps}" + (f"; too short for: {', '.join(short)}" if short else "")
+        return text if short or has_gaps(history) else f"healthy: {text}"
     # each kind once, at the onset of its first finding
     first_steps: dict[str, int] = {}
     for finding in problems:

@@ -68,7 +68,7 @@ def test_a_loop_that_fails_is_recorded_as_failed(run_loop):
     ended, status = run_loop("train(None, 60)")
 
     assert "KeyError: 'a mistake of the loop'" in ended.stderr
-    assert ended.stderr.splitlines()[-2] == "gradwatch: healthy: no problems found in 61 steps"
+    assert ended.stderr.splitlines()[-2] == "gradwatch: no problems found in 61 steps; too short for: rising-sparsity"
     assert (ended.returncode, status) == (1, "failed")
 
 

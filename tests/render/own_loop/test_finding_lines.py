@@ -76,12 +76,14 @@ def test_a_healthy_run_says_so(run_dir, capsys):
     assert others == (["gradwatch: details: gradwatch diagnose runs/mine"] if run_dir else [])
 
 
-def test_a_short_run_whose_loss_does_not_fall_is_not_called_healthy(capsys):
+def test_a_run_that_is_too_short_to_be_judged_is_not_called_healthy(capsys):
     made = Synthetic(steps=1)
 
     FindingLines(None).close(made.history(), ())
 
-    assert capsys.readouterr().err == "gradwatch: no problems found in 1 step\n"
+    assert capsys.readouterr().err == (
+        "gradwatch: no problems found in 1 step; too short for: rising-sparsity, oscillating-gradient, loss-plateau\n"
+    )
 
 
 def test_a_run_without_steps_says_how_to_record_one(capsys):

@@ -26,7 +26,7 @@ def test_a_number_keeps_its_unit_at_every_width(lines, kept):
 def test_a_line_breaks_between_words_and_never_within_one(lines):
     shown = lines(("found", Text("the kinds dead-relu and vanishing-gradient come together")), width=35)
 
-    assert shown == ["     found the kinds dead-relu and", "           vanishing-gradient", "           come together"]
+    assert shown == ["     found the kinds dead-relu and", "           vanishing-gradient come", "           together"]
 
 
 def test_a_command_is_never_broken_and_moves_left_if_it_is_long(lines):

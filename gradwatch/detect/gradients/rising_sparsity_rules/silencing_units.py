@@ -1,4 +1,4 @@
-"""Find ReLUs with units that fall silent one by one: they fire for no sample of a batch.
+"""Find ReLUs with more and more units that fall silent: they fire for no sample of a batch.
 
 With a penalty in the loss no gradient is exactly zero, and only the activations show silent units.
 """
@@ -48,13 +48,27 @@ def find_silencing_units(history: History, bounds: CreepBounds, *, kind: str, bl
 def _sign(history: History, activation: int, *, before: float, now: float) -> Sign:
     layer = history.info.activations[activation].name
     silent = silent_units(history, activation)
+    dead = f"{100 * now:.0f} % are zero for every sample"
+    at_once = _step_of_fall(history, activation, rise=now - before)
+    message = f"more and more units of {layer} are dead: {dead}"
+    if at_once is not None:
+        message = f"most of the dead units of {layer} fell silent at once, at step {at_once}: {dead}"
     return Sign(
-        f"more and more units of {layer} are dead: {100 * now:.0f} % are zero for every sample",
+        message,
         (
             Quantity(key="act.dead_frac", value=now, unit="0..1"),
             Quantity(key="act.dead_frac.before", label="act.dead_frac of the first samples", value=before, unit="0..1"),
             *((silent.quantity(),) if silent else ()),
         ),
+        since=at_once,
         layer=layer,
         severity=Severity.INFO if is_learned(history) else None,
     )
+
+
+def _step_of_fall(history: History, activation: int, *, rise: float) -> int | None:
+    """Return the sampled step that brought most of the rise of the dead fraction, or None if it was gradual."""
+    dead_T = history.act.window("act.dead_frac", MAX_SAMPLED_STEPS)[:, activation]
+    rises_T = np.nan_to_num(np.diff(dead_T))
+    largest = int(rises_T.argmax())
+    return int(history.act.steps(MAX_SAMPLED_STEPS)[largest + 1]) if rises_T[largest] > rise / 2 else None
