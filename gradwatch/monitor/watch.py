@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import sys
@@ -12,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,20 +21,16 @@ from torch import nn
 
 from gradwatch.detect import detectors
 from gradwatch.errors import FindingError, GradwatchError
-from gradwatch.history.disk.header import Header
-from gradwatch.history.disk.writer import Writer, claim_free
 from gradwatch.history.ending import Status
-from gradwatch.history.store import History
 from gradwatch.incident.step_snapshot import StepRecord, StepSnapshotter
 from gradwatch.monitor import Monitor, Schedule
-from gradwatch.monitor.best_effort import warn_once
 from gradwatch.monitor.readings.autocast_reader import PRECISION, AutocastReader
 from gradwatch.monitor.readings.hand_updates import hand_updates
+from gradwatch.monitor.setup.run_directory import OpenRun, open_run
 from gradwatch.monitor.wiring import build_monitor, inspect, probe_activations
 from gradwatch.paths import user_path
 from gradwatch.pipeline.pipeline import Pipeline
 from gradwatch.probe.device.dtensor import is_distributed
-from gradwatch.records import Event, Finding
 from gradwatch.render import Sink
 from gradwatch.render.own_loop.finding_handler import OnFinding, check_on_finding, make_sink
 
@@ -66,6 +63,8 @@ def watch(
     detect: Mapping[str, Mapping[str, Any]] | None = None,
     record: bool | StepRecord = False,
     on_finding: OnFinding = "print",
+    resume: bool | int = False,
+    overwrite: bool = False,
 ) -> Monitor:
     """Watch a model in your own loop. Call `monitor.step(loss)` once after each optimizer step.
 
@@ -88,7 +87,8 @@ def watch(
         optimizer: The optimizer of the model, or several; an empty list if the loop moves the weights by hand. If it is
             a wrapper, such as the optimizer of Accelerate, the inner optimizer is watched.
         run: Run directory to write, for `gradwatch diagnose` and TensorBoard; None keeps the history in memory. If the
-            directory contains a run, the next free name is used (`mine-2`, `mine-3`) and printed to stderr.
+            directory contains a run, the next free name is used (`mine-2`, `mine-3`) and printed to stderr, unless
+            `resume` or `overwrite` says otherwise.
             `monitor.run_dir` is the directory in use. If torch.distributed is initialized, only rank 0 writes. All
             other ranks keep their histories in memory, and their `run_dir` is None.
         scaler: The GradScaler of the loop, if there is one.
@@ -105,6 +105,11 @@ def watch(
             `"raise"` raises a `FindingError` in `monitor.step`, within about a second, or in `close`, unless the
             finding is only information. A function is called with the `Finding` on the thread of the monitor. None
             does nothing. If torch.distributed is initialized, only rank 0 prints.
+        resume: Whether to continue the run in the directory, after your own checkpoint was loaded. A number is the
+            number of optimizer steps that the checkpoint has: recorded steps from there on are deleted. True continues
+            after the last recorded step. If there is no run, a new one begins, so a script can always pass it. Model
+            and optimizers must be those of the run. Open findings stay open.
+        overwrite: Whether to replace the run in the directory. Other files in the directory are kept.
 
     Returns:
         A monitor. Use it in a `with` statement or call `close()`; otherwise it is closed when Python exits.
@@ -122,36 +127,44 @@ def watch(
     optimizers = [_bare(o) for o in ([optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer)]
     optimizers = optimizers or hand_updates(models)
     loss_scaling = scaler is not None and scaler.is_enabled()
-    activations = probe_activations(models) if schedule.activations else None
-    params, info = inspect(
-        models,
-        optimizers,
-        activations=activations,
-        name=user_path(run).name if run else "watch",
-        precision="fp16" if loss_scaling else _format(models),
-        loss_scaling=loss_scaling,
-        accumulate=accumulate,
-        total_steps=total_steps,
-        loss_fn=loss_fn,
-    )
-    # after `inspect`, which may raise: no empty directory is left then
-    directory = claim_free(user_path(run)) if run and _is_first_rank() else None
-    if directory:
-        info = replace(info, name=directory.name)  # `claim_free` may have added a number
-    history = History(info, groups=sum(len(o.param_groups) for o in optimizers))
+    with contextlib.ExitStack() as on_error:
+        activations = probe_activations(models) if schedule.activations else None
+        if activations:
+            on_error.callback(activations.close)
+        params, info = inspect(
+            models,
+            optimizers,
+            activations=activations,
+            name=user_path(run).name if run else "watch",
+            precision="fp16" if loss_scaling else _format(models),
+            loss_scaling=loss_scaling,
+            accumulate=accumulate,
+            total_steps=total_steps,
+            loss_fn=loss_fn,
+        )
+        # after `inspect`, which may raise: no empty directory is left then
+        opened = open_run(
+            user_path(run) if run and _is_first_rank() else None,
+            info,
+            groups=sum(len(o.param_groups) for o in optimizers),
+            resume=resume,
+            overwrite=overwrite,
+        )
+        on_error.pop_all()
+    if activations and opened.is_continued:
+        activations.expect(opened.history.info.activations)
     if on_finding == "print" and not _is_first_rank():
         on_finding = None
-    sink, stop = make_sink(on_finding, directory)
-    pipeline, recorder = _pipeline(history, directory, detect, [sink] if sink else [])
-    keeper = _keeper(record, directory, models, optimizers=optimizers, scaler=scaler, is_sharded=is_sharded)
-    autocast = AutocastReader(functools.partial(_change_precision, history, recorder))
+    sink, stop = make_sink(on_finding, opened.directory)
+    keeper = _keeper(record, opened.directory, models, optimizers=optimizers, scaler=scaler, is_sharded=is_sharded)
+    autocast = AutocastReader(functools.partial(_change_precision, opened))
     monitor = build_monitor(
         params,
-        pipeline,
+        _pipeline(opened, detect, [sink] if sink else []),
         models=models,
         optimizers=optimizers,
         activations=activations,
-        layout_writer=recorder,
+        layout_writer=opened.writer,
         scaler=scaler,
         schedule=schedule,
         accumulate=accumulate,
@@ -159,7 +172,7 @@ def watch(
         attach=[functools.partial(autocast.attach, models), *([keeper.attach] if keeper else ())],
         keeper=keeper,
         stop=stop,
-        run_dir=directory,
+        run_dir=opened.directory,
     )
     _close_at_exit(monitor)
     return monitor
@@ -213,14 +226,16 @@ def _nothing(*_: object) -> None:
     return None
 
 
-def _pipeline(
-    history: History, directory: Path | None, detect: Mapping[str, Mapping[str, Any]] | None, sinks: Sequence[Sink]
-) -> tuple[Pipeline, BestEffortWriter | None]:
-    asked = detectors(detect)
-    if not directory:
-        return Pipeline(history, detectors=asked, sinks=sinks, writer=None), None
-    writer = BestEffortWriter(directory, history)
-    return Pipeline(history, detectors=asked, sinks=[*_sinks(directory), *sinks], writer=writer), writer
+def _pipeline(opened: OpenRun, detect: Mapping[str, Mapping[str, Any]] | None, sinks: Sequence[Sink]) -> Pipeline:
+    if opened.directory:
+        sinks = [*_sinks(opened.directory, purge_step=opened.first_step), *sinks]
+    return Pipeline(
+        opened.history,
+        detectors=detectors(detect),
+        sinks=sinks,
+        writer=opened.writer,
+        first_step=opened.first_step,
+    )
 
 
 def _keeper(
@@ -243,13 +258,13 @@ def _keeper(
     return StepSnapshotter(directory, models, optimizers=optimizers, scaler=scaler, settings=settings)
 
 
-def _sinks(directory: Path) -> list[Sink]:
+def _sinks(directory: Path, *, purge_step: int) -> list[Sink]:
     # imported here, since a run without a directory needs neither; none of it may import rich, which draws a random
     # number: the training may do so at a later step, and would then draw nothing
     from gradwatch.render.report.sink import Html
     from gradwatch.render.tensorboard.sink import TensorBoard
 
-    return [TensorBoard(directory=directory), Html(directory=directory)]
+    return [TensorBoard(directory=directory, purge_step=purge_step), Html(directory=directory)]
 
 
 def _format(models: Mapping[str, nn.Module]) -> str:
@@ -258,64 +273,10 @@ def _format(models: Mapping[str, nn.Module]) -> str:
     return PRECISION.get(max(counts, key=lambda dtype: counts[dtype]), "fp32") if counts else "fp32"
 
 
-@final
-class BestEffortWriter:
-    """Writes a run to disk. The first failure ends the writing with one warning, and training continues.
-
-    Args:
-        directory: The run directory.
-        history: The history to write.
-
-    Raises:
-        RunError: The directory contains a run, or cannot be written.
-    """
-
-    def __init__(self, directory: Path, history: History) -> None:
-        self.warned: set[str] = set()
-        self._directory = directory
-        self._history = history
-        self._writer = Writer(directory, history)
-        self._pid = os.getpid()
-
-    def append(self) -> None:
-        """Write the newest step of the history."""
-        self._attempt(self._writer.append)
-
-    def report(self, finding: Finding) -> None:
-        """Write a finding."""
-        self._attempt(functools.partial(self._writer.report, finding))
-
-    def add_event(self, event: Event) -> None:
-        """Write an event."""
-        self._attempt(functools.partial(self._writer.add_event, event))
-
-    def close(self, status: Status) -> None:
-        """Write the final status of the run, and close its files."""
-        # also after a failure, since it releases the lock of the directory
-        self._attempt(functools.partial(self._writer.close, status), always=True)
-
-    def update_layout(self) -> None:
-        """Write the layout of the rows again, after the activations were found."""
-        self._attempt(self._writer.update_layout)
-
-    def rewrite_header(self) -> None:
-        """Write the description of the run again."""
-        self._attempt(lambda: Header.of(self._history, "running").write(self._directory))
-
-    def _attempt(self, action: Callable[[], None], *, always: bool = False) -> None:
-        # in a forked child, the files belong to the parent
-        if (self.warned and not always) or os.getpid() != self._pid:
-            return
-        try:
-            action()
-        except (GradwatchError, OSError) as error:
-            text = f"writing to {self._directory} is disabled: {type(error).__name__}: {error}"
-            warn_once(self.warned, "writing", text)
-
-
-def _change_precision(history: History, recorder: BestEffortWriter | None, precision: str) -> None:
+def _change_precision(opened: OpenRun, precision: str) -> None:
     # autocast is known at the first forward, after the description was written
+    history = opened.history
     if precision != history.info.precision:
         history.info = replace(history.info, precision=precision)
-        if recorder:
-            recorder.rewrite_header()
+        if opened.writer:
+            opened.writer.rewrite_header()

@@ -26,7 +26,11 @@ MAX_WAITING_BYTES = 64 * 2**20
 class Pipeline:
     """Ingest rows and events on a worker thread, so that no training step waits for them.
 
-    The next call raises an exception of the thread. Arguments as for `Ingest`.
+    The next call raises an exception of the thread. Other arguments as for `Ingest`.
+
+    Args:
+        first_step: Step of the first row, if it is later than the step after the history. The steps in between are
+            unknown.
 
     Attributes:
         unhandled_findings: Findings without an action so far. The caller that acts on them clears the list. It grows on
@@ -43,6 +47,7 @@ class Pipeline:
         detectors: Sequence[Detector] = (),
         sinks: Sequence[Sink] = (),
         writer: RunWriter | None = None,
+        first_step: int = 0,
     ) -> None:
         warned: set[str] = set()
         self._ingest = Ingest(history, detectors=detectors, sinks=sinks, writer=writer, warned=warned)
@@ -60,7 +65,8 @@ class Pipeline:
             limit=max_waiting_rows,
             name="gradwatch",
         )
-        self._newest_step = history.step  # of the rows that were passed to the worker
+        self._first_step = first_step
+        self._newest_step = max(history.step, first_step - 1)  # of the rows that were passed to the worker
 
     @property
     def history(self) -> History:
@@ -74,7 +80,7 @@ class Pipeline:
         self.pull()
         # an idle worker has ingested all rows, and the history may have been truncated since
         newest_step = self._newest_step if self._worker.is_busy else self._ingest.history.step
-        return newest_step + 1
+        return max(newest_step + 1, self._first_step)
 
     @property
     def cpu_s(self) -> float:

@@ -56,8 +56,11 @@ class JsonLines(Generic[Item]):
         kept, problems = self._parse(directory / self.name, until)
         return [item for _, item in kept], problems
 
-    def truncate(self, directory: Path, *, until: int) -> None:
-        """Delete the items of steps after `until`, the items written after it, and damaged lines."""
+    def truncate(self, directory: Path, *, until: int | None) -> None:
+        """Delete the items of steps after `until`, the items written after it, and damaged lines.
+
+        None deletes only damaged lines.
+        """
         path = directory / self.name
         kept, _ = self._parse(path, until)
         if path.exists():  # an older gradwatch wrote no events

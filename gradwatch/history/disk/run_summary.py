@@ -104,6 +104,18 @@ def summarize(directory: Path) -> RunSummary:
     )
 
 
+def count_steps(directory: Path, header: Header) -> int:
+    """Return the number of optimizer steps of a run, which is the step after its newest one.
+
+    Raises:
+        RunError: The rows of the run cannot be read.
+    """
+    try:
+        return _newest(directory / "history" / "steps", header.layouts["steps"])[0]
+    except (OSError, ValueError) as error:
+        raise RunError(f"{directory}: {error}") from error
+
+
 def ending_of(directory: Path) -> Ending:
     """Return how a run ended; `killed` if it has no ending of its own and no process writes to it.
 

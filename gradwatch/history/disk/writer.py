@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import warnings
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +14,7 @@ from gradwatch.history.disk import atomic, lock, segments
 from gradwatch.history.disk.events import EVENTS
 from gradwatch.history.disk.findings import FINDINGS
 from gradwatch.history.disk.header import NAME, Header, shared_tables
+from gradwatch.history.disk.lock import Lock
 from gradwatch.history.ending import Ending, Status
 from gradwatch.history.store import History
 from gradwatch.records import Event, Finding
@@ -33,13 +33,13 @@ class Writer:
     Args:
         directory: The run directory, created if it is missing. It must not contain a run; see `resume`.
         history: The history to write.
-        held_lock: Lock of the caller on an existing run; None to create the run.
+        held_lock: Lock of the caller on the directory; None to create the run.
 
     Raises:
         RunError: The directory contains a run, or cannot be written.
     """
 
-    def __init__(self, directory: Path, history: History, *, held_lock: int | None = None) -> None:
+    def __init__(self, directory: Path, history: History, *, held_lock: Lock | None = None) -> None:
         self._lock = _create(directory) if held_lock is None else held_lock
         self._directory = directory
         self._history = history
@@ -65,7 +65,7 @@ class Writer:
         os.close(self._events)
 
     @classmethod
-    def resume(cls, directory: Path, step: int) -> tuple[Self, History]:
+    def resume(cls, directory: Path, step: int | None) -> tuple[Self, History]:
         """Continue a run after a step, and delete all later data.
 
         If the checkpoint has a `History.state`, pass it to `History.restore` next. The steps before the checkpoint may
@@ -73,7 +73,7 @@ class Writer:
 
         Args:
             directory: A run directory.
-            step: Newest optimizer step to keep. Later rows, findings and events are deleted.
+            step: Newest optimizer step to keep. Later rows, findings and events are deleted. None keeps all.
 
         Returns:
             The writer, and the history up to and including the step.
@@ -84,7 +84,7 @@ class Writer:
         header = Header.read(directory)
         with contextlib.ExitStack() as on_error:
             held_lock = lock.acquire(directory)  # before the rows are read: no process may write to them meanwhile
-            on_error.callback(os.close, held_lock)
+            on_error.callback(held_lock.release)
             history = _load(directory, header, until=step)
             if Header.of(history, "running").layouts != header.layouts:
                 author = header.info.versions.get("gradwatch", "of another version")
@@ -142,7 +142,7 @@ class Writer:
         try:
             Header.of(self._history, status).write(self._directory)
         finally:  # also on a full disk
-            os.close(self._lock)
+            self._lock.release()
 
     def __enter__(self) -> Self:
         return self
@@ -216,40 +216,7 @@ def _load(directory: Path, header: Header, *, until: int | None = None) -> Histo
     return history
 
 
-def claim_free(directory: Path) -> Path:
-    """Create a run directory with this name or the next free one, such as `mine-2`.
-
-    A name other than the given one is printed to stderr.
-
-    If several processes ask for one name at once, each gets a different directory.
-
-    Raises:
-        RunError: The directory cannot be created.
-    """
-    path, number = directory, 1
-    while not _is_claimed(path):
-        number += 1
-        path = directory.with_name(f"{directory.name}-{number}")
-    if number > 1:
-        sys.stderr.write(f"gradwatch: {directory} already holds a run; this one is written to {path}\n")
-    return path
-
-
-def _is_claimed(directory: Path) -> bool:
-    """Create a directory for a run. Return False if a run has claimed it. Other files in it do not matter."""
-    if (directory / NAME).exists():
-        return False
-    atomic.make_folder(directory)
-    try:
-        (directory / "history").mkdir()  # atomic: of several processes, one succeeds
-    except FileExistsError:
-        return False
-    except OSError as error:
-        raise atomic.write_error(directory / "history", needed=0, error=error) from error
-    return True
-
-
-def _create(directory: Path) -> int:
+def _create(directory: Path) -> Lock:
     """Create a directory for a new run, and return the lock."""
     if (directory / NAME).exists():
         raise RunError(f"{directory} already holds a run: resume it, or choose another directory")

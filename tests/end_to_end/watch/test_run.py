@@ -17,7 +17,7 @@ from torch import nn
 
 import gradwatch
 from gradwatch.errors import GradwatchError
-from gradwatch.history.disk import writer
+from gradwatch.history.disk import claim, writer
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_directory_without_a_run_is_used_as_it_is(tmp_path, capsys):
 
 def test_two_that_ask_for_one_name_at_once_get_one_each(tmp_path):
     with ThreadPoolExecutor(8) as pool:
-        made = list(pool.map(lambda _: writer.claim_free(tmp_path / "run"), range(8)))
+        made = list(pool.map(lambda _: claim.claim_free(tmp_path / "run"), range(8)))
 
     assert len(set(made)) == 8
 

@@ -1,0 +1,1 @@
+"""Prepare what `watch` attaches: check its arguments, and open its run directory."""
