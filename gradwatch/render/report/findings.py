@@ -14,6 +14,7 @@ from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Finding, Remedy, Severity
 from gradwatch.render.common import format as units
 from gradwatch.render.common.config_patch import TESTED, patch_command, patch_yaml
+from gradwatch.render.common.problems import problems
 from gradwatch.render.report.data import steps_without_gradient
 from gradwatch.render.report.pictures import picture
 from gradwatch.render.report.text import badge, code, prose
@@ -36,14 +37,11 @@ def diagnosis_cards(history: History, diagnoses: Sequence[Diagnosis], *, run: Pa
     """
     # a detector's class docstring is its manual page
     pages = {d.code: inspect.getdoc(type(d)) or "" for d in detectors()}
-    explained = {f for d in diagnoses for f in d.findings}
-    cards = [
-        _card(d.severity, d.cause, d.sureness, [*_cause(d, run), *_found(d.findings, d.severity, history, pages)])
-        for d in sorted(diagnoses, key=lambda d: -d.severity)
-    ]
-    if loose := sorted((f for f in history.findings if f not in explained), key=lambda f: -f.severity):
-        worst = loose[0].severity
-        cards.append(_card(worst, "no known cause", "", [*_found(loose, worst, history, pages)]))
+    cards = []
+    for problem in problems(history, diagnoses):
+        cause = [*_cause(problem.diagnosis, run)] if problem.diagnosis else []
+        found = _found(problem.symptoms, problem.severity, history, pages)
+        cards.append(_card(problem.severity, problem.cause, problem.sureness, [*cause, *found]))
     return "\n".join(cards)
 
 
@@ -72,13 +70,12 @@ def _remedy(remedy: Remedy, run: Path | None) -> str:
     return f"<li><p>{prose(remedy.text)}{tested}</p>{block}{command}</li>"
 
 
-def _found(findings: Sequence[Finding], worst: Severity, history: History, pages: dict[str, str]) -> Iterator[str]:
+def _found(
+    symptoms: Sequence[Sequence[Finding]], worst: Severity, history: History, pages: dict[str, str]
+) -> Iterator[str]:
     """Yield, for each kind, its first finding with evidence and picture, the table of all, and the manual page."""
-    by_kind: dict[str, list[Finding]] = {}
-    for finding in findings:
-        by_kind.setdefault(finding.kind, []).append(finding)
     yield "<h4>What was found</h4>"
-    for i, mine in enumerate(by_kind.values()):
+    for i, mine in enumerate(symptoms):
         first = mine[0]
         # the card has a badge for its highest severity
         severity = "" if first.severity is worst else f" {badge(first.severity, str(first.severity))}"

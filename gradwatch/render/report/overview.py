@@ -11,6 +11,7 @@ from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Severity
 from gradwatch.render.common import format as units
 from gradwatch.render.common.headline import early_ending
+from gradwatch.render.common.problems import RunProblem, problems
 from gradwatch.render.common.run_events import run_events
 from gradwatch.render.common.run_stats import health, run_stats, watching, worst_severity
 from gradwatch.render.report.text import badge, definitions, prose
@@ -31,14 +32,11 @@ def overview(history: History, diagnoses: Sequence[Diagnosis], run: Path | None)
 
 def verdict(history: History, diagnoses: Sequence[Diagnosis]) -> str:
     """Return the gravest problem with its cause in plain words and the number of others, or the health of the run."""
-    if worst_severity(history) is None:
+    found = [problem for problem in problems(history, diagnoses) if problem.severity > Severity.INFO]
+    if not found:
         return health(history)
-    explained = {finding for diagnosis in diagnoses for finding in diagnosis.findings}
-    kinds = {f.kind: f.severity for f in sorted(history.findings, key=lambda f: f.severity) if f not in explained}
-    problems = [(d.severity, _named(d)) for d in diagnoses] + [(s, words(kind)) for kind, s in kinds.items()]
-    problems = sorted((p for p in problems if p[0] > Severity.INFO), key=lambda problem: -problem[0])
-    more = f", and {units.plural(len(problems) - 1, 'other problem')}" if len(problems) > 1 else ""
-    return f"{_capital(problems[0][1])}{more}"
+    more = f", and {units.plural(len(found) - 1, 'other problem')}" if len(found) > 1 else ""
+    return f"{_capital(_named(found[0]))}{more}"
 
 
 def words(kind: str) -> str:
@@ -46,11 +44,13 @@ def words(kind: str) -> str:
     return WORDS.get(kind, kind.replace("-", " "))
 
 
-def _named(diagnosis: Diagnosis) -> str:
-    kind = words(max(diagnosis.findings, key=lambda f: f.severity).kind)
+def _named(problem: RunProblem) -> str:
+    kind = words(max(problem.findings, key=lambda f: f.severity).kind)
+    if problem.diagnosis is None:
+        return kind
     # a cause may repeat the symptom, such as `learning rate too high`
-    said = diagnosis.cause.replace("-", " ").lower()
-    return diagnosis.cause if said.startswith(kind.replace("-", " ").lower()) else f"{kind}: {diagnosis.cause}"
+    said = problem.cause.replace("-", " ").lower()
+    return problem.cause if said.startswith(kind.replace("-", " ").lower()) else f"{kind}: {problem.cause}"
 
 
 def _capital(text: str) -> str:

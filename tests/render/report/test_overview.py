@@ -7,7 +7,7 @@ import pytest
 from gradwatch.history.ending import Ending
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
-from gradwatch.records import Severity
+from gradwatch.records import Diagnosis, Severity
 from gradwatch.render.report.overview import overview, verdict
 
 
@@ -25,10 +25,12 @@ def test_the_verdict_names_symptom_and_cause_once(vanishing):
 
 
 def test_the_gravest_problem_comes_first_and_the_others_are_counted(broken):
-    found = broken.history.findings
-    assert [f.severity for f in found] == [Severity.CRITICAL, Severity.WARNING, Severity.INFO]
+    lesser = broken.history.findings[1]
+    assert [f.severity for f in broken.history.findings] == [Severity.CRITICAL, Severity.WARNING, Severity.INFO]
+    dead = Diagnosis(cause="a dead unit", certainty=0.5, findings=(lesser,), because="", confirm="", remedies=())
 
-    assert verdict(broken.history, ()) == "NaN or Inf, and 1 other problem"
+    assert verdict(broken.history, ()) == "NaN or Inf"
+    assert verdict(broken.history, (dead,)) == "NaN or Inf, and 1 other problem"
 
 
 def test_a_run_without_problems_is_called_healthy(healthy):

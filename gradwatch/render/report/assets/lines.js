@@ -105,8 +105,8 @@ function roomy(low, high, log) {
  *  shorter still. */
 function logTicks(min, max) {
   const span = max - min, every = Math.max(1, Math.ceil(span / 6));
-  if (span < 0.6) return evenly(10 ** min, 10 ** max).map(Math.log10);
-  const between = span > 2.5 ? [1] : span > 1.2 ? [1, 3] : [1, 2, 5], ticks = [];
+  if (span < 1) return evenly(10 ** min, 10 ** max).map(Math.log10);
+  const between = span > 2.5 ? [1] : [1, 3], ticks = [];
   for (let power = Math.floor(min); power <= max; power++) if (power % every === 0) ticks.push(...between.map((times) => power + Math.log10(times)));
   return ticks.filter((tick) => tick >= min && tick <= max);
 }
