@@ -86,7 +86,7 @@ def norms_over_run(history: History, of: Sequence[Layer]) -> tuple[NDArray[np.in
 def update_ratios(history: History, of: Sequence[Layer]) -> Floats:
     """Return the newest known ratio of update norm to weight norm of each layer, of shape (M,)."""
     ratio_L, weight_L = (newest_known(history.param, s) for s in ("update.ratio", "weight.l2"))
-    ratio_M: Floats = _ratios(ratio_L[None], weight_L[None], of)[0]
+    ratio_M: Floats = ratios(ratio_L[None], weight_L[None], of)[0]
     return ratio_M
 
 
@@ -95,10 +95,10 @@ def update_ratios_over_run(history: History, of: Sequence[Layer]) -> tuple[NDArr
     steps_T, ratio_TL = history.param.series("update.ratio")
     sampled_T = ~np.isnan(ratio_TL).all(axis=1)
     weight_TL = history.param.series("weight.l2")[1]
-    return steps_T[sampled_T], _ratios(ratio_TL[sampled_T], weight_TL[sampled_T], of)
+    return steps_T[sampled_T], ratios(ratio_TL[sampled_T], weight_TL[sampled_T], of)
 
 
-def _ratios(ratio_TL: Floats, weight_TL: Floats, of: Sequence[Layer]) -> Floats:
+def ratios(ratio_TL: Floats, weight_TL: Floats, of: Sequence[Layer]) -> Floats:
     """Return the update norm divided by the weight norm of each layer, of shape (T, M)."""
     with np.errstate(all="ignore"):  # a layer of zeros has a ratio of Inf or nan
         # norms of tensors add up as squares, ratios do not

@@ -1,46 +1,67 @@
 """Define and compute TensorBoard's charts: tag, meaning and values of each.
 
-TensorBoard sorts groups by name and opens the first 2. The names are chosen so that these are `gradients` and `loss`.
-Values that are not finite are left out of a chart, so that its axis stays useful. The group `nonfinite` counts them.
+TensorBoard sorts groups and charts by name and opens the first 2 groups. These are `curves`, with loss, validation
+loss, learning rate and total norm in this order, and `gradients`, with the picture of all layers.
+
+A NaN or Inf of the loss and of the total norms is written as NaN, which TensorBoard marks with a triangle at the height
+of the last finite value. All other charts leave such values out, so that their axes stay useful.
 """
 
-# T = recorded steps, L = parameter tensors, M = layers, A = activation modules
+# T = recorded steps, P = points of a chart, L = parameter tensors, M = layers, K = kinds of findings
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gradwatch.history.store import VALIDATION as VALIDATED
 from gradwatch.history.store import History
-from gradwatch.records import Severity
+from gradwatch.records import Finding, Severity
 from gradwatch.render.common.format import GIB
-from gradwatch.render.common.layers import Layer, newest_known, norms_now, update_ratios
+from gradwatch.render.common.layers import Layer, grad_norms, ratios
+from gradwatch.render.tensorboard.excerpt import HistoryExcerpt, TableExcerpt
 
 Floats = NDArray[np.floating[Any]]
+Steps = NDArray[np.int64]
 
 PICTURE, UPDATE_PICTURE = "gradients/by_layer_and_step", "updates/by_layer_and_step"
-LOSS, VAL_LOSS, VAL_ACCURACY = "loss/train", "loss/validation", "validation/accuracy"
-NONFINITE, NONFINITE_SO_FAR = "nonfinite/steps", "nonfinite/steps_so_far"
-FINDINGS = "run/findings_so_far"
+LOSS, VAL_LOSS, VAL_ACCURACY = "curves/loss", "curves/loss_validation", "curves/validation_accuracy"
+NORM, CLIPPED_NORM = "curves/total_norm", "curves/total_norm_after_clip"
+RATE = "curves/lr"
+NONFINITE = "nonfinite/steps"
+PRESENT = "problems/present"
 METRICS = {
     VAL_LOSS: "val_loss",
     VAL_ACCURACY: "val_accuracy",
     LOSS: "loss",
-    NONFINITE_SO_FAR: "NaN or Inf steps",
-    FINDINGS: "findings",
+    NONFINITE: "NaN or Inf steps",
+    PRESENT: "problems",
 }
-MARKERS = {"loss": "loss/nan_or_inf", "grad_norm.before_clip": "gradients/total_norm_nan_or_inf"}
-"""Tags of the charts that mark non-finite values of a statistic. The statistic's own chart leaves them out."""
+SHOWN_AS_NAN = frozenset((LOSS, NORM, CLIPPED_NORM))
+"""Tags of the charts whose values that are not finite are points too."""
+MEASURED = ("loss", "grad_norm.before_clip")
+"""Statistics of every step: one that is not finite makes the step a step with NaN or Inf."""
 THIRDS = ("early", "middle", "late")
 HEALTHY = (-4.0, -2.0)
 """Limits of the update/weight ratio of a healthy layer, as powers of ten: 10x below and above 1e-3, the rule of thumb
 by A. Karpathy (Stanford CS231n notes, Neural Networks 3, "Ratio of weights:updates")."""
+
+
+class Block(NamedTuple):
+    """Points of several charts at the same steps.
+
+    Args:
+        steps_P: Steps of the points, increasing.
+        values: Values of shape (P,) by tag. A nan is no point, except in the charts `SHOWN_AS_NAN`.
+    """
+
+    steps_P: Steps
+    values: dict[str, Floats]
 
 
 @final
@@ -52,7 +73,7 @@ class Chart:
         statistic: Name of a run statistic in the catalogue.
         tag: Group and name in TensorBoard.
         meaning: Description in one sentence.
-        mean: Whether to show the mean since the last point instead of the newest value.
+        mean: Whether to show the mean since the last point instead of the value at the point.
         scale: Factor from the catalogue's unit to the chart's unit.
     """
 
@@ -63,10 +84,11 @@ class Chart:
     scale: float = 1.0
 
 
+BROKEN = "A triangle marks NaN or Inf, at the height of the last finite value."
 CHARTS = (
-    Chart("loss", LOSS, "Training loss of the optimizer step."),
-    Chart("grad_norm.before_clip", "gradients/total_norm", "L2 norm over all gradients, unscaled, before clipping."),
-    Chart("grad_norm.after_clip", "gradients/total_norm_after_clip", "L2 norm over all gradients after clipping."),
+    Chart("loss", LOSS, f"Training loss of the optimizer step. {BROKEN}"),
+    Chart("grad_norm.before_clip", NORM, f"L2 norm over all gradients, unscaled, before clipping. {BROKEN}"),
+    Chart("grad_norm.after_clip", CLIPPED_NORM, f"L2 norm over all gradients after clipping. {BROKEN}"),
     Chart("step_ms", "speed/step_ms", "Wall time of one optimizer step, mean since the last point.", mean=True),
     Chart("data_wait_ms", "speed/data_wait_ms", "Mean time a step waited for its batches.", mean=True),
     Chart("samples_per_s", "speed/samples_per_s", "Samples per second, mean since the last point.", mean=True),
@@ -93,6 +115,7 @@ ACT_CHARTS = {"act.dead_frac": "per_layer_dead_units_frac", "act.saturated_frac"
 HISTOGRAMS = {"grad": "per_layer_log10_gradient", "weight": "per_layer_log10_weight"}
 
 DESCRIPTIONS = {chart.tag: chart.meaning for chart in (*CHARTS, *SCALING, *VALIDATION)} | {
+    "curves": "Learning rate of the optimizer's group.",
     **{f"gradients/log10_norm_{third}": f"Median gradient norm of the {third} third of the layers, as a power of ten. "
        "If early is far below late, gradients vanish." for third in THIRDS},
     "updates/log10_ratio_median": "Update norm divided by weight norm, median layer, as a power of ten.",
@@ -100,14 +123,11 @@ DESCRIPTIONS = {chart.tag: chart.meaning for chart in (*CHARTS, *SCALING, *VALID
     "updates/log10_ratio_fastest": "The same for the fastest 10 % of the layers.",
     "updates/healthy_from": "Rule of thumb: healthy layers learn between 1e-4 and 1e-2 of their size per step.",
     "updates/healthy_to": "Rule of thumb: healthy layers learn between 1e-4 and 1e-2 of their size per step.",
-    "nonfinite/layers": "Most layers at once with NaN or Inf in their gradient since the last point. "
-    "Such values are left out of all other charts.",
-    NONFINITE: "Steps with a NaN or Inf loss or gradient norm since the last point.",
-    NONFINITE_SO_FAR: "Steps with a NaN or Inf loss or gradient norm since the run began.",
-    FINDINGS: "Warnings and critical problems so far; see the TEXT tab for details.",
-    **dict.fromkeys(MARKERS.values(), "Plotted where the value was NaN or Inf, at the last finite value."),
+    "nonfinite/layers": "Most layers at once with NaN or Inf in their gradient since the last point.",
+    NONFINITE: "Steps with a NaN or Inf loss or gradient norm since the run began.",
+    PRESENT: "Warnings and critical problems at each step, from their onset on; see the TEXT tab for details.",
+    "problems": "Onset of the problem, drawn at the height of the loss.",
     "sparsity": "The layer with the largest fraction.",
-    "optim": "Learning rate of the optimizer's group.",
     "per_layer_grad_norm": "L2 norm of the parameter's gradient, unscaled, before clipping.",
     "per_layer_update_ratio": "L2 norm of the update / L2 norm of the weight.",
     "per_layer_zero_frac": "Fraction of the gradient that is exactly zero; charted from the first zero on.",
@@ -116,136 +136,185 @@ DESCRIPTIONS = {chart.tag: chart.meaning for chart in (*CHARTS, *SCALING, *VALID
 }  # fmt: skip
 
 
-def rows_since(history: History, step: int) -> int:
-    """Return the number of recorded steps after a step, at least 1 and at most the window."""
-    return max(1, int(np.count_nonzero(history.run.steps() > step)))
-
-
-def run_points(history: History, of: Sequence[Layer], rows: int) -> dict[str, float]:
-    """Return the finite values of all charts of the run, by tag.
+def run_blocks(history: History, of: Sequence[Layer], points: HistoryExcerpt, *, nonfinite: int = 0) -> list[Block]:
+    """Return the charts of the run.
 
     Args:
         history: The run so far.
         of: Layers through which gradients flow, input side first.
-        rows: Number of recorded steps since the last point.
+        points: Steps to show.
+        nonfinite: Number of steps with NaN or Inf before the steps of `points`.
     """
-    points = {}
+    run, values = points.run, {}
     for chart in (*CHARTS, *(SCALING if history.info.loss_scaling else ())):
-        values = history.scalar(chart.statistic, rows if chart.mean else 1).tolist()
-        known = [value for value in values if math.isfinite(value)] if chart.mean else values
-        # a newest value that is not finite stays, and `_finite` drops it below
-        points[chart.tag] = chart.scale * sum(known) / len(known) if known else math.nan
+        known_P1 = run.mean(chart.statistic) if chart.mean else run.at(chart.statistic)
+        values[chart.tag] = known_P1[:, 0] * chart.scale
     # nothing was clipped: a second curve would only cover the first
-    if points["gradients/total_norm_after_clip"] == points["gradients/total_norm"]:
-        del points["gradients/total_norm_after_clip"]
+    if np.array_equal(values[CLIPPED_NORM], values[NORM], equal_nan=True):
+        del values[CLIPPED_NORM]
     for i in range(history.groups):
         # a single group needs no number
-        tag = "optim/learning_rate" + (f"_group_{i}" if history.groups > 1 else "")
-        points[tag] = float(history.scalar(f"lr.{i}", 1)[-1])
-    points[FINDINGS] = float(sum(f.severity > Severity.INFO for f in history.findings))
-    points |= _flow(history, of) | _updates(history, of) | _sparsity(history) | _nonfinite(history, rows)
-    return _finite(points)
+        values[RATE + (f"_group_{i}" if history.groups > 1 else "")] = run.at(f"lr.{i}")[:, 0]
+    values[PRESENT] = _present((*history.findings, *history.withdrawn), run.steps_P)
+    values[NONFINITE] = nonfinite + np.cumsum(run.nonfinite_steps(*MEASURED), dtype=np.float64)
+    values["nonfinite/layers"] = points.param.count("grad.nonfinite", lambda bad_TL: bad_TL > 0).astype(np.float64)
+    values["sparsity/zero_gradient_frac"] = _most(points.param.at("grad.zero_frac"))
+    values |= _flow(points.param, of) | _updates(points.param, of)
+    blocks = [Block(run.steps_P, values)]
+    if len(points.act):  # else no activation was sampled
+        frac = {name: _most(points.act.last_known(f"act.{name}")) for name in ("dead_frac", "saturated_frac")}
+        tags = {"sparsity/dead_units_frac": frac["dead_frac"], "sparsity/saturated_frac": frac["saturated_frac"]}
+        blocks.append(Block(points.act.steps_P, tags))
+    return blocks
 
 
-def validation_points(history: History, after: int) -> list[tuple[int, dict[str, float]]]:
-    """Return the validations after a step, each with its step and its values by tag."""
-    # without a new validation, skip reading whole columns of the history
-    if all(history.latest_validation(chart.statistic)[0] <= after for chart in VALIDATION):
-        return []
-    steps_T = history.steps(VALIDATION[0].statistic)
-    values = {chart.tag: history[chart.statistic] for chart in VALIDATION}
-    points = []
-    for i in np.flatnonzero(steps_T > after).tolist():
-        known = _finite({tag: float(values_T[i]) for tag, values_T in values.items()})
-        if known:
-            points.append((int(steps_T[i]), known))
-    return points
+def layer_blocks(points: HistoryExcerpt, seen: set[str]) -> list[Block]:
+    """Return the charts of layers.
+
+    Args:
+        points: Steps to show.
+        seen: Tags of zero fractions that were above 0 before. New tags are added to the set.
+    """
+    values: dict[str, Floats] = {}
+    for statistic, group in PARAM_CHARTS.items():
+        # updates are sampled, so the step of a point may not have them
+        known_PL = points.param.last_known(statistic) if statistic == "update.ratio" else points.param.at(statistic)
+        charted = {f"{group}/{name}": known_PL[:, i] for i, name in enumerate(points.param.layers)}
+        if statistic == "grad.zero_frac":  # charted from the first zero on: a chart that is always 0 shows nothing
+            seen |= {tag for tag, zeros_P in charted.items() if (zeros_P > 0).any()}
+            charted = {tag: zeros_P for tag, zeros_P in charted.items() if tag in seen}
+        values |= charted
+    blocks = [Block(points.param.steps_P, values)]
+    if len(points.act):
+        acts: dict[str, Floats] = {}
+        for statistic, group in ACT_CHARTS.items():
+            known_PL = points.act.last_known(statistic)
+            acts |= {f"{group}/{name}": known_PL[:, i] for i, name in enumerate(points.act.layers)}
+        blocks.append(Block(points.act.steps_P, acts))
+    return blocks
 
 
-def layer_points(history: History, seen: set[str]) -> dict[str, float]:
-    """Return the finite values of all charts of layers, by tag.
+def validation_block(history: History, *, after: int, most: int | None = None) -> Block | None:
+    """Return the validations after a step, or None if there is none.
 
     Args:
         history: The run so far.
-        seen: Tags of zero fractions that were above 0 before. New tags are added to the set.
+        after: Step of the newest validation that is already shown.
+        most: Maximum number of validations, or None for all.
     """
-    points = {}
-    for statistic, group in PARAM_CHARTS.items():
-        sampled = statistic == "update.ratio"  # the newest step may not have it
-        values_L = newest_known(history.param, statistic) if sampled else history.param.newest(statistic)
-        for name, value in zip(history.param.layers, values_L.tolist(), strict=True):
-            tag = f"{group}/{name}"
-            if statistic == "grad.zero_frac" and value > 0:
-                seen.add(tag)
-            # charted from the first zero on: a chart that is always 0 shows nothing
-            if statistic != "grad.zero_frac" or tag in seen:
-                points[tag] = value
-    for statistic, group in ACT_CHARTS.items():
-        for name, value in zip(history.act.layers, newest_known(history.act, statistic).tolist(), strict=True):
-            points[f"{group}/{name}"] = value
-    return _finite(points)
+    # without a new validation, skip reading whole columns of the history
+    if all(history.latest_validation(statistic)[0] <= after for statistic in VALIDATED):
+        return None
+    steps_T = history.steps(VALIDATION[0].statistic)
+    values = {chart.tag: history[chart.statistic] for chart in VALIDATION}
+    places = np.flatnonzero((steps_T > after) & ~np.isnan(np.array(list(values.values()))).all(axis=0))
+    if most and len(places) > most:
+        places = places[np.linspace(0, len(places) - 1, most).round().astype(np.intp)]
+    return Block(steps_T[places], {tag: values_T[places] for tag, values_T in values.items()})
+
+
+def problem_marks(history: History) -> dict[str, Block]:
+    """Return one point for each kind of problem, by tag: its first onset, at the height of the loss."""
+    steps_T, losses_T = history.steps("loss"), history["loss"]
+    is_finite_T = np.isfinite(losses_T)
+    steps_T, losses_T = steps_T[is_finite_T], losses_T[is_finite_T]
+    marks = {}
+    for kind, finding in problems(history).items():
+        tag = f"problems/{kind}"
+        # the newest finite loss up to the onset, else the first one, else 0
+        place = max(int(np.searchsorted(steps_T, finding.since, side="right")) - 1, 0)
+        height = losses_T[place : place + 1] if len(losses_T) else np.zeros(1)
+        marks[tag] = Block(np.array([finding.since]), {tag: height})
+    return marks
+
+
+def problems(history: History) -> dict[str, Finding]:
+    """Return the earliest finding above info of each kind, withdrawn ones too, by kind."""
+    serious = [f for f in (*history.findings, *history.withdrawn) if f.severity > Severity.INFO]
+    # the last one of a kind stays
+    return {f.kind: f for f in sorted(serious, key=lambda f: (f.since, -f.severity), reverse=True)}
+
+
+def num_layer_charts(history: History) -> int:
+    """Return the maximum number of charts of layers."""
+    return len(PARAM_CHARTS) * len(history.param.layers) + len(ACT_CHARTS) * len(history.act.layers)
+
+
+def points_of(block: Block) -> list[tuple[int, dict[str, float]]]:
+    """Return the points of a block that are drawn: each step with its values by tag."""
+    tags = list(block.values)
+    is_marked_C = np.array([tag in SHOWN_AS_NAN for tag in tags], np.bool_)
+    if not tags:  # no layers were monitored
+        return []
+    table_PC = np.stack([block.values[tag] for tag in tags], axis=1).astype(np.float64)
+    finite_PC = np.isfinite(table_PC)
+    table_PC[~finite_PC] = np.nan
+    points = []
+    for step, values, shown in zip(
+        block.steps_P.tolist(), table_PC.tolist(), (finite_PC | is_marked_C).tolist(), strict=True
+    ):
+        points.append((step, {tag: value for tag, value, use in zip(tags, values, shown, strict=True) if use}))
+    return points
 
 
 def nonfinite_steps(history: History, *, until: int) -> int:
     """Return the number of kept steps, up to `until`, at which loss or gradient norm was not finite."""
-    broken_T = ~np.isfinite(history["loss"]) | ~np.isfinite(history["grad_norm.before_clip"])
+    broken_T = ~np.logical_and.reduce([np.isfinite(history[name]) for name in MEASURED])
     return int((broken_T & (history.steps("loss") <= until)).sum())
 
 
-def _flow(history: History, of: Sequence[Layer]) -> dict[str, float]:
+def _present(findings: Sequence[Finding], steps_P: Steps) -> Floats:
+    """Return the number of findings above info that were present at each step, of shape (P,)."""
+    serious = [f for f in findings if f.severity > Severity.INFO]
+    begun_K = np.array([f.since for f in serious], np.int64)
+    ended_K = np.array([math.inf if f.ended is None else f.ended for f in serious])
+    present_PK = (begun_K <= steps_P[:, None]) & (steps_P[:, None] < ended_K)
+    present_P: Floats = np.count_nonzero(present_PK, axis=1).astype(np.float64)
+    return present_P
+
+
+def _flow(param: TableExcerpt, of: Sequence[Layer]) -> dict[str, Floats]:
     """Return the median gradient norm of each third of the layers, as a power of ten."""
     if len(of) < len(THIRDS):
         return {}
-    norms, points = norms_now(history, of).tolist(), {}
-    for i, third in enumerate(THIRDS):
-        part = norms[i * len(norms) // len(THIRDS) : (i + 1) * len(norms) // len(THIRDS)]
-        logs = [math.log10(norm) for norm in part if 0 < norm < math.inf]
-        points[f"gradients/log10_norm_{third}"] = statistics.median(logs) if logs else math.nan
-    return points
+    logs_PM = _logs(grad_norms(param.at("grad.l2"), param.at("grad.nonfinite"), of))
+    edges = [i * len(of) // len(THIRDS) for i in range(len(THIRDS) + 1)]
+    parts = zip(THIRDS, edges, edges[1:], strict=False)
+    return {f"gradients/log10_norm_{third}": _quantile(logs_PM[:, a:b], 0.5) for third, a, b in parts}
 
 
-def _updates(history: History, of: Sequence[Layer]) -> dict[str, float]:
-    ratios_M = update_ratios(history, of)
-    usable_M = ratios_M[np.isfinite(ratios_M) & (ratios_M > 0)]
-    if not usable_M.size:
+def _updates(param: TableExcerpt, of: Sequence[Layer]) -> dict[str, Floats]:
+    logs_PM = _logs(ratios(param.last_known("update.ratio"), param.last_known("weight.l2"), of))
+    if np.isnan(logs_PM).all():
         return {}
     # quantiles rather than extremes: a single odd layer does not move the band
-    slow, middle, fast = np.quantile(np.log10(usable_M), (0.1, 0.5, 0.9)).tolist()
-    ratios = {"updates/log10_ratio_slowest": slow, "updates/log10_ratio_median": middle}
-    band = {"updates/healthy_from": HEALTHY[0], "updates/healthy_to": HEALTHY[1]}
-    return ratios | {"updates/log10_ratio_fastest": fast} | band
+    levels = {"slowest": 0.1, "median": 0.5, "fastest": 0.9}
+    values = {f"updates/log10_ratio_{name}": _quantile(logs_PM, level) for name, level in levels.items()}
+    known_P = ~np.isnan(values["updates/log10_ratio_median"])
+    limits = zip(("updates/healthy_from", "updates/healthy_to"), HEALTHY, strict=True)
+    return values | {tag: np.where(known_P, limit, np.nan) for tag, limit in limits}
 
 
-def _sparsity(history: History) -> dict[str, float]:
-    points = {"sparsity/zero_gradient_frac": _most(history.param.newest("grad.zero_frac"))}
-    if history.act.last_step >= 0:  # else no activation was sampled yet
-        points["sparsity/dead_units_frac"] = _most(history.act.newest("act.dead_frac"))
-        points["sparsity/saturated_frac"] = _most(history.act.newest("act.saturated_frac"))
-    return points
+def _logs(values_PM: Floats) -> Floats:
+    """Return powers of ten; nan for all values that have none."""
+    usable_PM = np.isfinite(values_PM) & (values_PM > 0)
+    logs_PM: Floats = np.log10(np.where(usable_PM, values_PM, np.nan))
+    return logs_PM
 
 
-def _most(values_L: Floats) -> float:
-    # nan if all are nan or there are none: fmax ignores nan, and `_finite` drops it
-    return float(np.fmax.reduce(values_L, initial=np.nan))
+def _quantile(values_PM: Floats, level: float) -> Floats:
+    """Return a quantile of the known values of each row, of shape (P,); nan if there is none."""
+    # `np.nanquantile` takes 50 us a row
+    sorted_PM = np.sort(values_PM, axis=1)  # nan is last
+    place_P1 = level * np.maximum(np.count_nonzero(~np.isnan(sorted_PM), axis=1, keepdims=True) - 1, 0)
+    below_P1 = np.floor(place_P1).astype(np.intp)
+    low_P1 = np.take_along_axis(sorted_PM, below_P1, axis=1)
+    high_P1 = np.take_along_axis(sorted_PM, np.ceil(place_P1).astype(np.intp), axis=1)
+    quantile_P1: Floats = low_P1 + (place_P1 - below_P1) * (high_P1 - low_P1)
+    return quantile_P1[:, 0]
 
 
-def _nonfinite(history: History, rows: int) -> dict[str, float]:
-    """Return the number of layers and steps that were not finite since the last point.
-
-    Each statistic that was not finite also gets a marker at its last finite value, or at 0.
-    """
-    points = {}
-    layers_T = np.count_nonzero(history.param.window("grad.nonfinite", rows) > 0, axis=1)
-    broken_T = layers_T > 0
-    for statistic, tag in MARKERS.items():
-        finite_T = np.isfinite(history.scalar(statistic, rows))
-        if not finite_T.all():
-            broken_T |= ~finite_T
-            # over the whole window: the last finite value may be older than the last point
-            values_T = history.scalar(statistic)
-            points[tag] = next((value for value in values_T[::-1].tolist() if math.isfinite(value)), 0.0)
-    return points | {"nonfinite/layers": float(layers_T.max(initial=0)), NONFINITE: float(broken_T.sum())}
-
-
-def _finite(points: dict[str, float]) -> dict[str, float]:
-    return {tag: value for tag, value in points.items() if math.isfinite(value)}
+def _most(values_PL: Floats) -> Floats:
+    # nan if all are nan or there are none: fmax ignores nan
+    most_P: Floats = np.fmax.reduce(values_PL, axis=1, initial=np.nan)
+    return most_P

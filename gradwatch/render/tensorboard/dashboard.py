@@ -1,11 +1,11 @@
-"""Lay out the charts of a run on TensorBoard's custom-scalars dashboard: gradient flow first, speed last."""
+"""Lay out the charts of a run on TensorBoard's custom-scalars dashboard: loss first, speed last."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from gradwatch.records import RunInfo
-from gradwatch.render.tensorboard.charts import FINDINGS
+from gradwatch.render.tensorboard.charts import NORM, PRESENT, RATE, VAL_ACCURACY
 from gradwatch.render.tensorboard.protobuf import Layout, Margin
 
 
@@ -14,15 +14,18 @@ def layout(info: RunInfo) -> Layout:
     # tags are regular expressions in TensorBoard; a margin chart takes plain tags
     ratio = "updates/log10_ratio_{}".format
     charts: dict[str, dict[str, Sequence[str] | Margin]] = {
+        "Learning": {
+            "loss; a dot is the onset of a problem, a triangle is NaN or Inf": [
+                r"^curves/loss.*$",
+                rf"^(?!{PRESENT})problems/.*$",
+            ],
+            "learning rate": [rf"^{RATE}.*$"],
+            "total gradient norm": [rf"^{NORM}.*$"],
+            "validation accuracy": [rf"^{VAL_ACCURACY}$"],
+            "problems present": [rf"^{PRESENT}$"],
+        },
         "Gradient flow": {
             "gradient norm of early, middle and late layers (log10)": [r"^gradients/log10_norm_.*$"],
-            "total gradient norm": [r"^gradients/total_norm.*$"],
-        },
-        "Learning": {
-            "loss": [r"^loss/.*$"],
-            "validation accuracy": [r"^validation/accuracy$"],
-            "learning rate": [r"^optim/learning_rate.*$"],
-            "findings so far": [rf"^{FINDINGS}$"],
         },
         "Updates": {
             "update/weight ratio (log10), median layer; shaded: the healthy band": Margin(

@@ -82,7 +82,7 @@ def _item(finding: Finding, run: str) -> str:
 def _link(finding: Finding, run: str) -> str:
     """Return the URL of the charts of a finding, relative to the TensorBoard that shows the text."""
     # tagFilter and runFilter are regular expressions
-    tags = f"^per_layer_.*/{re.escape(finding.layer)}" if finding.layer else "^(loss|gradients|updates|nonfinite)/"
+    tags = f"^per_layer_.*/{re.escape(finding.layer)}" if finding.layer else "^(curves|gradients|updates|nonfinite)/"
     # TensorBoard names the run `.` if it was started on the run directory itself
     query = {"tagFilter": tags, "runFilter": f"{re.escape(run)}$|^\\.$", "smoothing": "0"}
     # quote: the default would write a space as `+`

@@ -43,15 +43,18 @@ class Summaries:
     def __init__(self) -> None:
         self._described: set[str] = set()
 
-    def scalars(self, step: int, points: Mapping[str, float], *, descriptions: Mapping[str, str]) -> event_pb2.Event:
+    def scalars(
+        self, step: int, points: Mapping[str, float], *, descriptions: Mapping[str, str], at: float | None = None
+    ) -> event_pb2.Event:
         """Return one event with many scalars.
 
         Args:
             step: Step of the scalars.
             points: Values by tag.
             descriptions: Descriptions of the charts, by tag or by the part of the tag before the slash.
+            at: Time of the step in seconds since 1970, or None for now.
         """
-        event = event_pb2.Event(wall_time=time.time(), step=step)
+        event = event_pb2.Event(wall_time=time.time() if at is None else at, step=step)
         for tag, value in points.items():
             added = event.summary.value.add(tag=tag, simple_value=value)
             if self._is_new(tag):

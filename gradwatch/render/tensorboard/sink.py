@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, final
 
@@ -19,8 +19,11 @@ from gradwatch.render.common.heatmap import draw
 from gradwatch.render.common.layers import Layer, layers, matrices, norms_over_run, update_ratios_over_run
 from gradwatch.render.common.run_stats import worst_severity
 from gradwatch.render.tensorboard import charts, markdown
+from gradwatch.render.tensorboard.backfill import MAX_POINTS, backfill, points_per_chart
+from gradwatch.render.tensorboard.charts import Block
 from gradwatch.render.tensorboard.dashboard import layout
 from gradwatch.render.tensorboard.event_file import EventFile
+from gradwatch.render.tensorboard.excerpt import HistoryExcerpt
 from gradwatch.render.tensorboard.histograms import magnitudes
 from gradwatch.render.tensorboard.protobuf import FAILURE, SUCCESS, Summaries, dashboard, hparams_end, hparams_start
 from gradwatch.render.tensorboard.throttle import Throttle
@@ -41,7 +44,7 @@ class TensorBoard:
 
     After the first output of each kind, the sink takes at most about 0.15 % of the steps' time. A point, histogram or
     picture that would take more is left out, so a fast training gets fewer of them. `close` writes the last output of
-    each kind. Charts leave out values that are not finite. Separate charts mark them, and `nonfinite/` counts them.
+    each kind, and then all charts again from the history, with up to 1,000 points and all steps around findings.
 
     Args:
         directory: Directory to write to, usually the run directory. Its name becomes the name of the run.
@@ -68,6 +71,7 @@ class TensorBoard:
         purge_step: int | None = None,
     ) -> None:
         self._file = EventFile(directory, purge_step=purge_step)
+        self._directory = directory
         self._name = directory.resolve().name
         self._summaries = Summaries()
         self._config_text = config_text
@@ -87,6 +91,7 @@ class TensorBoard:
         # the newest step written of each part; a resumed run has written the steps before `purge_step`
         self._written = dict.fromkeys(("run", "layers", "picture", "validation", "histograms"), (purge_step or 0) - 1)
         self._zeros: set[str] = set()
+        self._marked: set[str] = set()
         self._pending: list[Finding] = []
         self._nonfinite = 0
         self._all: tuple[Layer, ...] = ()
@@ -123,7 +128,7 @@ class TensorBoard:
         self._pending.append(finding)
 
     def close(self, history: History, diagnoses: tuple[Diagnosis, ...]) -> None:
-        """Write the last output of each kind, the diagnosis and the final status, and close the file."""
+        """Write the last output of each kind, the diagnosis and the final status, and then all charts again."""
         try:
             if history.step >= 0:
                 if not self._is_started:
@@ -131,6 +136,11 @@ class TensorBoard:
                 self._end(history, diagnoses)
         finally:
             self._file.close()
+        if history.step >= 0:
+            onsets = {
+                f"problems/{kind}": f"Onset of {f.life}: {f.message}" for kind, f in charts.problems(history).items()
+            }
+            backfill(self._directory, self._blocks(history), descriptions=charts.DESCRIPTIONS | onsets)
 
     def _start(self, history: History) -> None:
         self._is_started = True
@@ -159,7 +169,7 @@ class TensorBoard:
         step = self._described_at = max(history.step, 0)
         self._file.write(dashboard(layout(history.info), step=step))
         if self._config_text:
-            self._file.write(self._summaries.text(step, "run/config", markdown.code(self._config_text, "yaml")))
+            self._file.write(self._summaries.text(step, "4_config", markdown.code(self._config_text, "yaml")))
         if self._hparams:
             for event in hparams_start(self._hparams, charts.METRICS, step=step):
                 self._file.write(event)
@@ -172,26 +182,41 @@ class TensorBoard:
                 write(history)
         self._write_findings(history)
         step, text = history.step, self._summaries.text
-        self._file.write(text(step, "health/diagnosis", markdown.diagnosis(history, diagnoses, run=self._name)))
+        self._file.write(text(step, "1_diagnosis", markdown.diagnosis(history, diagnoses, run=self._name)))
         if self._hparams:
             # TensorBoard's status shows the health of the run
             failed = worst_severity(history) is Severity.CRITICAL
             self._file.write(hparams_end(step=step, status=FAILURE if failed else SUCCESS))
 
     def _write_run(self, history: History) -> None:
-        for step, points in charts.validation_points(history, self._written["validation"]):
-            self._scalars(step, points)
+        if validations := charts.validation_block(history, after=self._written["validation"]):
+            self._draw(validations)
         self._written["validation"] = history.step
-        rows = charts.rows_since(history, self._written["run"])
-        points = charts.run_points(history, self._matrices, rows)
+        newest = HistoryExcerpt.newest(history, after=self._written["run"])
+        blocks = charts.run_blocks(history, self._matrices, newest, nonfinite=self._nonfinite)
         # a running count, since a thinned history does not keep every step
-        self._nonfinite += int(points[charts.NONFINITE])
-        self._scalars(history.step, points | {charts.NONFINITE_SO_FAR: float(self._nonfinite)})
+        self._nonfinite = int(blocks[0].values[charts.NONFINITE][-1])
+        self._draw(*blocks)
         self._written["run"] = history.step
 
     def _write_layers(self, history: History) -> None:
-        self._scalars(history.step, charts.layer_points(history, self._zeros))
+        self._draw(*charts.layer_blocks(HistoryExcerpt.newest(history, after=self._written["layers"]), self._zeros))
         self._written["layers"] = history.step
+
+    def _blocks(self, history: History) -> Iterator[Block]:
+        """Yield all charts, from the whole history."""
+        if self._run.every:
+            blocks = charts.run_blocks(history, self._matrices, HistoryExcerpt.over_run(history, most=MAX_POINTS))
+            # exact at the end, although the history does not keep every step
+            counts_P = blocks[0].values[charts.NONFINITE]
+            counts_P[-1] = max(counts_P[-1], self._nonfinite)
+            yield from blocks
+            if validations := charts.validation_block(history, after=-1, most=MAX_POINTS):
+                yield validations
+            yield from charts.problem_marks(history).values()
+        if self._layer.every:
+            most = points_per_chart(charts.num_layer_charts(history))
+            yield from charts.layer_blocks(HistoryExcerpt.over_run(history, most=most), set())
 
     def _write_picture(self, history: History) -> None:
         if not self._all:  # no layers were monitored
@@ -226,13 +251,24 @@ class TensorBoard:
         # a step may have a finding for each of many layers
         for finding in self._pending[:ONE_BY_ONE]:
             text = markdown.finding(finding, run=self._name)
-            self._file.write(self._summaries.text(finding.since, f"health_by_step/{finding.kind}", text))
+            self._file.write(self._summaries.text(finding.since, f"3_finding/{finding.kind}", text))
         self._pending.clear()
+        self._mark_problems(history)
         text = markdown.findings(history.findings, run=self._name, withdrawn=history.withdrawn)
-        self._file.write(self._summaries.text(history.step, "health/findings", text))
+        self._file.write(self._summaries.text(history.step, "2_findings", text))
 
-    def _scalars(self, step: int, points: Mapping[str, float]) -> None:
-        self._file.write(self._summaries.scalars(step, points, descriptions=charts.DESCRIPTIONS))
+    def _mark_problems(self, history: History) -> None:
+        """Mark the onset of each new kind of problem."""
+        marks = charts.problem_marks(history)
+        for tag in marks.keys() - self._marked:
+            self._draw(marks[tag])
+        self._marked |= marks.keys()
+
+    def _draw(self, *blocks: Block) -> None:
+        for block in blocks:
+            for step, points in charts.points_of(block):
+                if points:
+                    self._file.write(self._summaries.scalars(step, points, descriptions=charts.DESCRIPTIONS))
 
 
 def _charged(throttle: Throttle, part: Callable[[History], None], history: History) -> None:

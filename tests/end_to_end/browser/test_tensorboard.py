@@ -19,7 +19,7 @@ pytest.importorskip("selenium", reason="selenium is not installed")
 
 STEPS = 60
 START_SECONDS = 60
-GROUPS = {"loss", "gradients", "updates"}
+GROUPS = {"curves", "gradients", "updates"}
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def _wait_until_read(address):
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         with urllib.request.urlopen(f"{address}data/plugin/text/tags", timeout=START_SECONDS) as answer:
-            if any("health/diagnosis" in tags for tags in json.load(answer).values()):
+            if any("1_diagnosis" in tags for tags in json.load(answer).values()):
                 return
         time.sleep(0.1)
     pytest.fail("TensorBoard did not read the run")
@@ -102,14 +102,14 @@ def test_the_run_and_its_charts_are_listed_by_groups(tab, run):
 
 
 def test_the_scalars_are_drawn(tab):
-    page = tab("scalars", "loss/")
+    page = tab("scalars", "curves/")
 
     charts = page.wait(lambda: page.deep("vz-line-chart2, tf-line-chart-data-loader"), "there is no chart")
 
     assert charts[0].is_displayed()
 
 
-def test_the_custom_dashboard_opens_on_the_flow_of_gradients(tab, run):
+def test_the_custom_dashboard_opens_on_the_loss(tab, run):
     reader = EventAccumulator(str(run))
     reader.Reload()
     (event,) = reader.Tensors("custom_scalars__config__")
@@ -118,7 +118,7 @@ def test_the_custom_dashboard_opens_on_the_flow_of_gradients(tab, run):
 
     page = tab("custom_scalars", *titles)
 
-    assert titles[0] == "Gradient flow"
+    assert titles[0] == "Learning"
     assert page.wait(lambda: page.deep("tf-custom-scalar-multi-line-chart-card"), "there is no chart")
 
 
@@ -132,6 +132,6 @@ def test_the_picture_of_the_layers_is_shown(tab):
 
 
 def test_the_findings_and_the_diagnosis_are_texts(tab):
-    page = tab("text", "health/diagnosis", "health/findings", "constant-batch")
+    page = tab("text", "1_diagnosis", "2_findings", "constant-batch")
 
     assert page.complaints() == []

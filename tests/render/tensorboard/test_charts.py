@@ -2,30 +2,44 @@
 
 import copy
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from reference import newest_row
 
 from gradwatch.history.synthetic.builder import Synthetic
+from gradwatch.records import Severity
 from gradwatch.render.common.layers import matrices
 from gradwatch.render.tensorboard import charts
 from gradwatch.render.tensorboard.dashboard import layout
+from gradwatch.render.tensorboard.excerpt import HistoryExcerpt
 from gradwatch.render.tensorboard.histograms import magnitudes
 from gradwatch.render.tensorboard.protobuf import Margin
 
 
 def _points(run_or_history, rows=10):
+    """Return the values of the charts of the run at the newest step, if the last point is some rows before it."""
     history = getattr(run_or_history, "history", run_or_history)
-    return charts.run_points(history, matrices(history.info.layers), rows)
+    newest = HistoryExcerpt.newest(history, after=history.step - rows)
+    return _drawn(*charts.run_blocks(history, matrices(history.info.layers), newest))
+
+
+def _layer_points(history, seen=None):
+    newest = HistoryExcerpt.newest(history, after=history.step - 50)
+    return _drawn(*charts.layer_blocks(newest, set() if seen is None else seen))
+
+
+def _drawn(*blocks):
+    return {tag: value for block in blocks for _, values in charts.points_of(block) for tag, value in values.items()}
 
 
 def test_points_are_the_newest_values_of_the_history(healthy):
     points, history = _points(healthy), healthy.history
 
-    assert points["loss/train"] == history["loss"][-1]
-    assert points["gradients/total_norm"] == history["grad_norm.before_clip"][-1]
-    assert points["optim/learning_rate"] == 1e-3
+    assert points["curves/loss"] == history["loss"][-1]
+    assert points["curves/total_norm"] == history["grad_norm.before_clip"][-1]
+    assert points["curves/lr"] == 1e-3
     assert points["speed/peak_memory_GiB"] == pytest.approx(1e9 / 2**30)
 
 
@@ -33,12 +47,10 @@ def test_speed_is_the_mean_since_the_last_point(healthy):
     assert _points(healthy, rows=7)["speed/step_ms"] == pytest.approx(healthy.history["step_ms"][-7:].mean())
 
 
-def test_numbers_that_are_not_finite_are_left_out_and_counted(broken, healthy):
+def test_numbers_that_are_not_finite_are_left_out_of_most_charts_and_counted(broken, healthy):
     points = _points(broken)
 
-    assert "loss/train" not in points
-    assert "gradients/total_norm" not in points
-    assert np.isfinite(list(points.values())).all()
+    assert {tag for tag, value in points.items() if not np.isfinite(value)} == {"curves/loss", "curves/total_norm"}
     assert points["nonfinite/layers"] == 1
     assert points["nonfinite/steps"] == 10
     assert _points(healthy)["nonfinite/layers"] == _points(healthy)["nonfinite/steps"] == 0
@@ -75,10 +87,10 @@ def test_the_loss_scale_is_charted_only_where_there_is_one(healthy, broken):
 
 def test_clipping_has_a_chart_only_where_something_is_clipped():
     history = Synthetic(layers=3, steps=20).history()
-    assert "gradients/total_norm_after_clip" not in _points(history)
+    assert "curves/total_norm_after_clip" not in _points(history)
 
     newest_row(history.run)[history.run.statistics.index("grad_norm.after_clip")] = 0.01
-    assert _points(history)["gradients/total_norm_after_clip"] == 0.01
+    assert _points(history)["curves/total_norm_after_clip"] == 0.01
 
 
 def test_each_optimizer_group_has_its_learning_rate():
@@ -88,27 +100,37 @@ def test_each_optimizer_group_has_its_learning_rate():
 
     points = _points(history, rows=1)
 
-    assert (points["optim/learning_rate_group_0"], points["optim/learning_rate_group_1"]) == (0.1, 0.2)
+    assert (points["curves/lr_group_0"], points["curves/lr_group_1"]) == (0.1, 0.2)
 
 
 def test_validations_keep_their_own_steps(healthy):
-    after = charts.validation_points(healthy.history, 39)
+    after = charts.points_of(charts.validation_block(healthy.history, after=39))
 
     assert [step for step, _ in after] == [79, 119]
-    assert after[0][1] == {"loss/validation": 0.9, "validation/accuracy": 0.78}
+    assert after[0][1] == {"curves/loss_validation": 0.9, "curves/validation_accuracy": 0.78}
 
 
 def test_no_validation_is_lost_however_long_nothing_was_written():
     run = Synthetic(layers=1, steps=900)
     run.val_loss_T[[10, 500, 899]] = 0.5
 
-    found = charts.validation_points(run.history(), -1)
+    found = charts.validation_block(run.history(), after=-1)
 
-    assert [step for step, _ in found] == [10, 500, 899]
+    assert found.steps_P.tolist() == [10, 500, 899]
+
+
+def test_a_chart_of_many_validations_has_its_first_and_last(healthy):
+    run = Synthetic(layers=1, steps=900)
+    run.val_loss_T[::10] = 0.5
+
+    found = charts.validation_block(run.history(), after=-1, most=30).steps_P
+
+    assert len(found) == 30
+    assert (found[0], found[-1]) == (0, 890)
 
 
 def test_every_layer_has_its_charts(vanishing):
-    points = charts.layer_points(vanishing.history, set())
+    points = _layer_points(vanishing.history)
 
     for i in range(24):
         assert f"per_layer_grad_norm/layers.{i}.weight" in points
@@ -125,13 +147,13 @@ def test_a_zero_fraction_is_charted_from_its_first_zero_on():
 
     for history in run.replay():
         if history.step in (5, 15, 25):
-            tags.append([t for t in charts.layer_points(history, seen) if t.startswith("per_layer_zero")])
+            tags.append([t for t in _layer_points(history, seen) if t.startswith("per_layer_zero")])
 
     assert tags == [[], ["per_layer_zero_frac/layers.1.weight"], ["per_layer_zero_frac/layers.1.weight"]]
 
 
 def test_a_missing_gradient_has_no_point(broken):
-    points = charts.layer_points(broken.history, set())
+    points = _layer_points(broken.history)
 
     assert "per_layer_grad_norm/layers.2.weight" not in points, "it has none"
     assert "per_layer_grad_norm/layers.0.weight" not in points, "it is NaN"
@@ -139,10 +161,9 @@ def test_a_missing_gradient_has_no_point(broken):
 
 
 def _all_points(run):
-    points = _points(run) | charts.layer_points(run.history, set())
-    for _, measured in charts.validation_points(run.history, -1):
-        points |= measured
-    return points
+    points = _points(run) | _layer_points(run.history)
+    validations = charts.validation_block(run.history, after=-1)
+    return points | _drawn(*([validations] if validations else []), *charts.problem_marks(run.history).values())
 
 
 @pytest.mark.parametrize("name", ["healthy", "broken"])
@@ -161,13 +182,12 @@ def test_every_chart_of_the_dashboard_has_something_to_draw(healthy, broken):
                 assert set(patterns) <= tags, "a band needs all three"
 
 
-def test_the_groups_that_open_first_are_gradients_and_loss(healthy, broken):
-    tags = {*_points(healthy), *_points(broken), *charts.layer_points(healthy.history, set()), charts.PICTURE}
+def test_loss_learning_rate_and_norm_are_the_first_charts_and_the_picture_opens_next(healthy, broken):
+    tags = {*_points(healthy), *_points(broken), *_layer_points(healthy.history), charts.PICTURE}
     tags |= set(charts.METRICS)
 
-    groups = sorted({tag.split("/")[0] for tag in tags})
-
-    assert groups[:2] == ["gradients", "loss"]
+    assert sorted(tags)[:4] == ["curves/loss", "curves/loss_validation", "curves/lr", "curves/total_norm"]
+    assert sorted({tag.split("/")[0] for tag in tags})[:2] == ["curves", "gradients"]
 
 
 def test_histograms_are_of_the_power_of_two_of_the_size_in_powers_of_ten():
@@ -209,24 +229,39 @@ def test_a_histogram_without_a_count_is_empty():
     assert [h.shape for h in magnitudes(edges, np.array([[9, 0, 5, 9], [0, 0, 0, 0]]))] == [(0, 3), (0, 3)]
 
 
-def test_a_loss_that_is_no_number_is_marked_beside_its_chart_at_the_height_it_had(broken):
+def test_a_loss_that_is_no_number_is_a_point_that_tensorboard_marks(broken):
     history = copy.deepcopy(broken.history)
     history.truncate(105)
 
-    points = charts.run_points(history, matrices(history.info.layers), 10)
-
-    assert "loss/train" not in points
-    assert points["loss/nan_or_inf"] == history["loss"][99], "the last finite one"
+    assert np.isnan(_points(history)["curves/loss"])
     history.truncate(90)
-    assert "loss/nan_or_inf" not in charts.run_points(history, matrices(history.info.layers), 10)
+    assert np.isfinite(_points(history)["curves/loss"])
 
 
-def test_a_loss_that_never_was_a_number_is_marked_at_zero(broken):
-    history = copy.deepcopy(broken.history)
-    history.truncate(0)
-    newest_row(history.run)[history.run.statistics.index("loss")] = np.nan
+def test_a_problem_is_marked_at_its_onset_at_the_height_of_the_loss(healthy, make_finding):
+    history = copy.deepcopy(healthy.history)
+    for onset, step, severity in ((70, 80, Severity.WARNING), (40, 90, Severity.CRITICAL), (10, 15, Severity.INFO)):
+        found = make_finding("any", layer=f"layers.{onset}", step=step, severity=severity, code="GW1")
+        history.report(replace(found, onset=onset))
 
-    assert charts.run_points(history, matrices(history.info.layers), 1)["loss/nan_or_inf"] == 0
+    ((tag, mark),) = charts.problem_marks(history).items()
+
+    assert tag == "problems/any"
+    assert mark.steps_P.tolist() == [40], "the first onset above info"
+    assert mark.values[tag] == history["loss"][40]
+
+
+def test_problems_are_counted_from_their_onset_to_their_end(healthy, make_finding):
+    history = copy.deepcopy(healthy.history)
+    found = make_finding("any", layer="layers.1", step=60, severity=Severity.WARNING, code="GW1")
+    history.report(replace(found, onset=50))
+    history.withdraw(replace(found, onset=50, withdrawn=90, ended=85, reason="it is over"))
+
+    (block, *_) = charts.run_blocks(history, (), HistoryExcerpt.over_run(history, most=1000))
+
+    present = block.values["problems/present"]
+    assert np.flatnonzero(present).tolist() == list(range(50, 85))
+    assert present.max() == 1
 
 
 def test_broken_steps_are_counted_up_to_a_step(broken):

@@ -56,7 +56,8 @@ def _text(reader, tag):
     return [(step, value.item().decode()) for step, value in _strings(reader, tag)]
 
 
-def _run(directory, run, grow, **options):
+def _live(directory, run, grow, **options):
+    """Write a run and leave it as if its process were killed, without `close`. Return the sink."""
     sink = TensorBoard(directory=directory, **options)
     pending = sorted(run.history.findings, key=lambda f: f.step)
     for history in grow(run.history):
@@ -64,7 +65,11 @@ def _run(directory, run, grow, **options):
             history.report(pending[0])
             sink.report(pending.pop(0))
         sink.write(history)
-    sink.close(history, run.diagnoses)
+    return sink
+
+
+def _run(directory, run, grow, **options):
+    _live(directory, run, grow, **options).close(run.history, run.diagnoses)
     return _read(directory)
 
 
@@ -76,24 +81,40 @@ def test_it_is_a_sink(tmp_path):
 
 
 def test_charts_hold_the_values_of_the_history(tmp_path, healthy, grow):
-    reader = _run(tmp_path, healthy, grow)
+    _live(tmp_path, healthy, grow)
+
+    reader = _read(tmp_path)
 
     loss = healthy.history["loss"]
-    steps = [*range(0, 120, 10), 119]
-    points = _scalars(reader, "loss/train")
-    assert [step for step, _ in points] == steps, "every 10 steps, and the last one"
+    steps = [*range(0, 120, 10)]
+    points = _scalars(reader, "curves/loss")
+    assert [step for step, _ in points] == steps, "every 10 steps"
     assert [value for _, value in points] == pytest.approx([loss[step] for step in steps])
-    assert dict(_scalars(reader, "validation/accuracy")) == pytest.approx({39: 0.61, 79: 0.78, 119: 0.875})
+    assert dict(_scalars(reader, "curves/validation_accuracy")) == pytest.approx({39: 0.61, 79: 0.78})
     norms = healthy.history["grad.l2"][:, 1]
     assert dict(_scalars(reader, "per_layer_grad_norm/layers.1.weight")) == pytest.approx(
-        {step: norms[step] for step in (0, 50, 100, 119)}
+        {step: norms[step] for step in (0, 50, 100)}
     )
+
+
+def test_a_run_that_has_ended_shows_every_step(tmp_path, healthy, grow):
+    reader = _run(tmp_path, healthy, grow)
+
+    steps = list(range(120))
+    assert dict(_scalars(reader, "curves/loss")) == pytest.approx(
+        dict(zip(steps, healthy.history["loss"].tolist(), strict=True))
+    )
+    assert [step for step, _ in _scalars(reader, "per_layer_grad_norm/layers.1.weight")] == steps
+    assert dict(_scalars(reader, "curves/validation_accuracy")) == pytest.approx({39: 0.61, 79: 0.78, 119: 0.875})
+    times = [e.wall_time for e in reader.Scalars("curves/loss")]
+    assert times == sorted(times), "in the order of the steps"
+    assert sorted(path.stat().st_size > 0 for path in tmp_path.iterdir()) == [False, True], "the thin file is empty"
 
 
 def test_charts_carry_their_description_once(tmp_path, healthy, grow):
     reader = _run(tmp_path, healthy, grow)
 
-    metadata = reader.SummaryMetadata("gradients/total_norm")
+    metadata = reader.SummaryMetadata("curves/total_norm")
     assert metadata.plugin_data.plugin_name == "scalars"
     assert "unscaled, before clipping" in metadata.summary_description
     assert (
@@ -104,28 +125,27 @@ def test_charts_carry_their_description_once(tmp_path, healthy, grow):
 def test_nan_breaks_no_chart_and_is_counted(tmp_path, broken, grow):
     reader = _run(tmp_path, broken, grow)
 
-    for tag in reader.Tags()["scalars"]:
+    marked = {"curves/loss", "curves/total_norm"}
+    for tag in set(reader.Tags()["scalars"]) - marked:
         assert np.isfinite([value for _, value in _scalars(reader, tag)]).all(), tag
-    assert _scalars(reader, "loss/train")[-1][0] == 90, "the last finite one"
+    for tag in marked:  # TensorBoard draws a triangle for nan
+        assert [step for step, value in _scalars(reader, tag) if np.isnan(value)] == list(range(100, 120))
     assert dict(_scalars(reader, "nonfinite/layers"))[110] == 1
     assert dict(_scalars(reader, "nonfinite/layers"))[90] == 0
-    assert _scalars(reader, "nonfinite/steps_so_far")[-1] == (119, 20), "from step 100 on"
-    marks = _scalars(reader, "loss/nan_or_inf")
-    assert [step for step, _ in marks] == [100, 110, 119]
-    assert {value for _, value in marks} == {np.float32(broken.history["loss"][99])}
+    assert _scalars(reader, "nonfinite/steps")[-1] == (119, 20), "from step 100 on"
 
 
 def test_findings_and_the_diagnosis_are_text(tmp_path, vanishing, grow):
     reader = _run(tmp_path, vanishing, grow)
 
-    findings = _text(reader, "health/findings")
+    findings = _text(reader, "2_findings")
     assert findings[0][0] == 35, "as soon as it is found"
     link = r"\?tagFilter=\S+&runFilter=\S+&smoothing=0#timeseries"
     head = rf"\* ▲ \*\*warning, \[step 35\]\({link}\), GW203 saturated-activation\*\* in `acts.0`: "
     assert re.match(head, findings[0][1])
     assert findings[-1][1].count("\n") == 14, "all 15"
     assert findings[-1][1].startswith("* ✖ **critical"), "the gravest first"
-    (diagnosis,) = _text(reader, "health/diagnosis")
+    (diagnosis,) = _text(reader, "1_diagnosis")
     assert "## ✖ saturating activations in a deep network" in diagnosis[1]
     assert "```yaml\nmodel:\n  activation: relu\n  residual: true\n```" in diagnosis[1]
 
@@ -133,7 +153,7 @@ def test_findings_and_the_diagnosis_are_text(tmp_path, vanishing, grow):
 def test_a_finding_stands_at_its_step_with_a_link_to_the_charts_of_its_layer(tmp_path, vanishing, grow):
     reader = _run(tmp_path / "2026-run", vanishing, grow)
 
-    ((step, text),) = _text(reader, "health_by_step/saturated-activation")
+    ((step, text),) = _text(reader, "3_finding/saturated-activation")
     query = parse_qs(re.search(r"\(\?(\S+)#timeseries\)", text).group(1))
     tags, runs = re.compile(*query["tagFilter"]), re.compile(*query["runFilter"])
     assert step == 35
@@ -145,13 +165,13 @@ def test_a_finding_stands_at_its_step_with_a_link_to_the_charts_of_its_layer(tmp
 
 
 def test_a_healthy_run_says_so_in_its_diagnosis(tmp_path, healthy, grow):
-    assert "healthy" in _text(_run(tmp_path, healthy, grow), "health/diagnosis")[0][1]
+    assert "healthy" in _text(_run(tmp_path, healthy, grow), "1_diagnosis")[0][1]
 
 
 def test_the_config_is_text(tmp_path, healthy, grow):
     reader = _run(tmp_path, healthy, grow, config_text="model:\n  name: mlp\n")
 
-    assert _text(reader, "run/config") == [(0, "```yaml\nmodel:\n  name: mlp\n```")]
+    assert _text(reader, "4_config") == [(0, "```yaml\nmodel:\n  name: mlp\n```")]
 
 
 def test_pictures_decode(tmp_path, vanishing, grow):
@@ -200,15 +220,19 @@ def test_the_dashboard_is_laid_out(tmp_path, broken, grow):
     layout = layout_pb2.Layout.FromString(proto.item())
 
     assert [c.title for c in layout.category] == [
-        "Gradient flow",
         "Learning",
+        "Gradient flow",
         "Updates",
         "Sparsity",
         "NaN and Inf",
         "Loss scaling",
         "Speed",
     ]
-    assert layout.category[0].chart[0].multiline.tag == ["^gradients/log10_norm_.*$"]
+    assert [chart.title.split(";")[0] for chart in layout.category[0].chart[:3]] == [
+        "loss",
+        "learning rate",
+        "total gradient norm",
+    ]
     (band,) = layout.category[2].chart[0].margin.series
     assert (band.value, band.lower, band.upper) == (
         "updates/log10_ratio_median",
@@ -228,7 +252,7 @@ def test_hyperparameters_are_there_with_the_metrics_to_compare(tmp_path, healthy
     start = hparams_metadata.parse_session_start_info_plugin_data(content(hparams_metadata.SESSION_START_INFO_TAG))
     end = hparams_metadata.parse_session_end_info_plugin_data(content(hparams_metadata.SESSION_END_INFO_TAG))
     metrics = {m.display_name: m.name.tag for m in experiment.metric_infos}
-    assert list(metrics) == ["val_loss", "val_accuracy", "loss", "NaN or Inf steps", "findings"]
+    assert list(metrics) == ["val_loss", "val_accuracy", "loss", "NaN or Inf steps", "problems"]
     assert set(metrics.values()) <= set(reader.Tags()["scalars"])
     assert _scalars(reader, metrics["val_accuracy"])[-1][1] == pytest.approx(0.875), "the final one"
     assert {h.name for h in experiment.hparam_infos} == set(hparams)
@@ -258,10 +282,9 @@ def test_a_resumed_run_overwrites_the_lost_tail(tmp_path, healthy, grow):
             second.write(history)
     second.close(history, ())
 
-    points = _strings(_served(tmp_path), "loss/train")
+    points = _strings(_served(tmp_path), "curves/loss")
 
-    assert [step for step, _ in points] == [*range(0, 120, 10), 119], "each step once"
-    assert dict(points)[40].item() == pytest.approx(healthy.history["loss"][40])
+    assert [step for step, _ in points] == [*range(120)], "each step once"
     assert dict(points)[70].item() == pytest.approx(changed["loss"][70])
 
 
@@ -277,10 +300,9 @@ def test_what_a_rewind_takes_back_is_forgotten(tmp_path, healthy, grow):
     sink.close(history, ())
 
     reader = _served(tmp_path)
-    points = _strings(reader, "loss/train")
+    points = _strings(reader, "curves/loss")
 
-    assert [step for step, _ in points] == [*range(0, 120, 10), 119], "in order, each step once"
-    assert dict(points)[30].item() == pytest.approx(healthy.history["loss"][30])
+    assert [step for step, _ in points] == [*range(120)], "in order, each step once"
     assert dict(points)[40].item() == pytest.approx(changed["loss"][40])
     assert [step for step, _ in _strings(reader, "gradients/by_layer_and_step")] == [60, 119]
 
@@ -294,7 +316,7 @@ def test_a_rewind_to_the_start_keeps_config_and_hyperparameters(tmp_path, health
 
     reader = _served(tmp_path)
 
-    assert [step for step, _ in _text(reader, "run/config")] == [0]
+    assert [step for step, _ in _text(reader, "4_config")] == [0]
     assert hparams_metadata.SESSION_START_INFO_TAG in reader.Tags()["tensors"]
 
 
@@ -305,7 +327,7 @@ def test_nothing_is_written_twice_for_a_step(tmp_path, healthy, grow):
         sink.write(history)
     sink.close(history, ())
 
-    steps = [step for step, _ in _scalars(_read(tmp_path), "loss/train")]
+    steps = [step for step, _ in _scalars(_read(tmp_path), "curves/loss")]
 
     assert steps == list(range(120))
 
@@ -317,12 +339,10 @@ def test_it_thins_itself_where_steps_are_fast(tmp_path, healthy, grow, monkeypat
     for history in grow(healthy.history):
         history.trained_s = elapsed_s = time.perf_counter() - began
         sink.write(history)
-    sink.close(history, ())
 
-    points = _scalars(_read(tmp_path), "loss/train")
+    points = _scalars(_read(tmp_path), "curves/loss")
 
-    assert points[-1][0] == 119, "the last step is there all the same"
-    assert 1 < len(points) < 30, f"{len(points)} points in {elapsed_s:.3f} s"
+    assert 1 <= len(points) < 30, f"{len(points)} points in {elapsed_s:.3f} s"
 
 
 def test_zero_switches_a_part_off(tmp_path, healthy, grow):
@@ -333,7 +353,7 @@ def test_zero_switches_a_part_off(tmp_path, healthy, grow):
 
     tags = [tag for kind in ("scalars", "tensors") for tag in _read(tmp_path).Tags()[kind]]
 
-    assert "loss/train" in tags
+    assert "curves/loss" in tags
     assert not any(tag.startswith("per_layer_") or tag == "gradients/by_layer_and_step" for tag in tags)
 
 
