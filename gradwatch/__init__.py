@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from gradwatch.diagnose.gradient_noise import noise_scale as noise_scale
     from gradwatch.errors import FindingError as FindingError
     from gradwatch.history.store import History as History
-    from gradwatch.incident import incidents as incidents
     from gradwatch.monitor import Monitor as Monitor
     from gradwatch.monitor import Schedule as Schedule
     from gradwatch.monitor.watch import watch as watch
     from gradwatch.probe.curvature import curvature as curvature
     from gradwatch.records import Finding as Finding
+    from gradwatch.replay.incident import incidents as incidents
     from gradwatch.replay.locate.locate import locate as locate
     from gradwatch.run import Run as Run
     from gradwatch.run import load_run as load_run
@@ -31,7 +31,7 @@ _HOME = {
     "Run": "gradwatch.run",
     "Schedule": "gradwatch.monitor",
     "curvature": "gradwatch.probe.curvature",
-    "incidents": "gradwatch.incident",
+    "incidents": "gradwatch.replay.incident",
     "load_run": "gradwatch.run",
     "locate": "gradwatch.replay.locate.locate",
     "noise_scale": "gradwatch.diagnose.gradient_noise",

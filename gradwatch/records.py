@@ -219,6 +219,8 @@ class Diagnosis:
         findings: Findings that the cause explains, never empty.
         because: One or two sentences that connect the evidence to the cause.
         confirm: Instructions to confirm the cause.
+        confirm_code: Command for a shell, or Python for the user's script, that confirms the cause in this run; empty
+            if there is none.
         remedies: Changes that cure the cause, the most effective first.
         source: Reference for the mechanism.
         cause_id: Stable name of the cause, such as `saturating-stack`; empty if no cause is known.
@@ -232,6 +234,7 @@ class Diagnosis:
     remedies: tuple[Remedy, ...]
     source: str = ""
     cause_id: str = ""
+    confirm_code: str = ""
 
     @property
     def sureness(self) -> str:
@@ -342,6 +345,9 @@ class RunInfo:
         settings: Settings of the config by dotted key, with the defaults of model, data, optimizer and schedule; None
             for a run of your own training loop.
         models: Names of the models; the name of a single model is empty.
+        script: Path of the script that called `watch`, relative if it is below the working directory; empty if there is
+            none.
+        keeps_steps: Whether `watch` was called with `record`, so that a step with a critical finding is saved.
     """
 
     name: str
@@ -360,6 +366,8 @@ class RunInfo:
     steps_per_epoch: int | None = None
     settings: dict[str, Any] | None = None
     models: tuple[str, ...] = ("",)
+    script: str = ""
+    keeps_steps: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data that `from_json` reads back."""

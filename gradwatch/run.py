@@ -7,7 +7,6 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 import numpy as np
@@ -40,16 +39,13 @@ class Run:
 
     Args:
         history: Recorded data of the run.
-        directory: The run directory.
 
     Attributes:
         history: The recorded data, as detectors and sinks read it.
-        directory: The run directory.
     """
 
-    def __init__(self, history: History, *, directory: Path) -> None:
+    def __init__(self, history: History) -> None:
         self.history = history
-        self.directory = directory
 
     @property
     def info(self) -> RunInfo:
@@ -140,7 +136,7 @@ class Run:
         return plot.plot(self.history, statistic, layers=layers)
 
     def __str__(self) -> str:
-        return summary_text(self.history, self.diagnoses, run_dir=self.directory)
+        return summary_text(self.history, self.diagnoses, run_dir=self.history.directory)
 
     def __repr__(self) -> str:
         steps, findings = plural(self.step + 1, "step"), plural(len(self.findings), "finding")
@@ -160,4 +156,4 @@ def load_run(path: str | os.PathLike[str]) -> Run:
         RunError: `path` is not a run directory, or cannot be read.
     """
     directory = user_path(path)
-    return Run(with_settings(read(directory), directory), directory=directory)
+    return Run(with_settings(read(directory), directory))

@@ -147,6 +147,12 @@ def run_words(words):
             sys.path.insert(0, str(Path.cwd()))
             runpy.run_path(file, run_name="__main__")
             return 0
+        case ["python", "-c", program]:
+            sys.path.insert(0, str(Path.cwd()))
+            for name in [path.stem for path in Path().glob("*.py")]:
+                sys.modules.pop(name, None)  # a new process has imported none of them
+            exec(compile(program, "<string>", "exec"), {})
+            return 0
         case ["python", file, *rest] if file.startswith("scripts/"):
             assert_options(ROOT / file, rest)
             return 0

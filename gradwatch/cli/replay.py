@@ -61,7 +61,7 @@ def command(
 
     Exit codes: 0 every recorded number and the weights are bit-identical, 1 something differs, 2 no such run or step.
     """
-    from gradwatch.replay.locate.in_run import locate_in_run
+    from gradwatch.replay.locate_in_run import locate_in_run
     from gradwatch.replay.rerun import rerun
 
     run = run_or_newest(run, command="replay")

@@ -83,6 +83,7 @@ class Cause:
         conditions: Conditions that make the cause likelier, or less likely, with their odds.
         because: One sentence on the mechanism.
         confirm: Test that confirms the cause.
+        is_confirmed_by_rerun: Whether a rerun of the step is the test, since it names the first bad operation.
         remedies: Names of entries of `remedies.KNOWN`, the one that cures most cases first.
         source: Publication or page that describes the cause.
     """
@@ -98,6 +99,7 @@ class Cause:
     confirm: str
     remedies: tuple[str, ...]
     source: str
+    is_confirmed_by_rerun: bool = False
 
 
 CAUSES: tuple[Cause, ...] = (
@@ -353,7 +355,8 @@ CAUSES: tuple[Cause, ...] = (
         because=(
             "An overflow disappears at a lower scale. Updates that are skipped again and again have NaN at any scale."
         ),
-        confirm="Run the step again: `gradwatch replay`, or `gradwatch.locate` in your own loop, names the operation.",
+        confirm="Run the step again: its first bad operation is named, with the line and the samples.",
+        is_confirmed_by_rerun=True,
         remedies=("stable_formula", "find_operation"),
         source="PyTorch, torch.amp.GradScaler, https://pytorch.org/docs/stable/amp.html",
     ),
@@ -447,7 +450,8 @@ CAUSES: tuple[Cause, ...] = (
             "log(0), 0 / 0, a square root or norm at 0, or an exponential that overflows gives Inf, and Inf times 0 is "
             "NaN."
         ),
-        confirm="Run the step again: `gradwatch replay`, or `gradwatch.locate` in your own loop, names the operation.",
+        confirm="Run the step again: its first bad operation is named, with the line and the samples.",
+        is_confirmed_by_rerun=True,
         remedies=("stable_formula", "find_operation"),
         source="PyTorch, numerical accuracy, https://pytorch.org/docs/stable/notes/numerical_accuracy.html",
     ),
@@ -485,7 +489,8 @@ CAUSES: tuple[Cause, ...] = (
             Condition.STEEP: 0.3,
         },
         because="One NaN or Inf in a batch makes the loss and every gradient NaN or Inf.",
-        confirm="assert torch.isfinite(batch).all() on the batch of that step; its hash is in the history.",
+        confirm="Run the step again: it names the samples with NaN or Inf, if there are any.",
+        is_confirmed_by_rerun=True,
         remedies=("clean_data",),
         source="PyTorch, torch.isfinite, https://pytorch.org/docs/stable/generated/torch.isfinite.html",
     ),
@@ -498,7 +503,8 @@ CAUSES: tuple[Cause, ...] = (
         because=(
             "The largest float16 number is 65504: large activations, sums over many values and exponentials overflow."
         ),
-        confirm="Run the same step in bfloat16 or float32: it is finite.",
+        confirm="Run the step again: it tells whether the same step is finite in float32.",
+        is_confirmed_by_rerun=True,
         remedies=("bf16", "find_operation"),
         source="Micikevicius et al. 2018, https://arxiv.org/abs/1710.03740, sec. 3.3",
     ),
@@ -808,7 +814,7 @@ CAUSES: tuple[Cause, ...] = (
         leads={"loss-plateau": 4, "oscillating-gradient": 2},
         requires=frozenset({Condition.NOISY}),
         because="The gradient noise scale is more than 10 times the batch size: most of each update is noise.",
-        confirm="Raise train.accumulate tenfold: the loss must fall, slowly, in the same number of steps.",
+        confirm="Accumulate ten times as many micro-batches: the loss must fall, slowly, in the same number of steps.",
         remedies=("larger_batch", "lower_rate"),
         source="McCandlish et al. 2018, https://arxiv.org/abs/1812.06162, sec. 2.2",
     ),

@@ -12,6 +12,7 @@ from gradwatch.diagnose.case import Case
 from gradwatch.diagnose.causes import CAUSES, Cause
 from gradwatch.diagnose.condition import Condition
 from gradwatch.diagnose.conditions import conditions_of
+from gradwatch.diagnose.confirmation import confirmation
 from gradwatch.diagnose.graph_notes import graph_notes
 from gradwatch.diagnose.remedies import remedies
 from gradwatch.history.store import History
@@ -137,7 +138,8 @@ def _diagnosis(history: History, best: _Candidate) -> Diagnosis:
     for words, symptoms in (("It was followed by", later), ("These symptoms had begun before", earlier)):
         chain = ", ".join(f"{kind} at step {step}" for kind, step in sorted(symptoms.items(), key=lambda k: k[1]))
         parts += [f"{words}: {chain}."] if chain else []
-    confirm = best.cause.confirm
+    advice = remedies(best.cause.remedies, case)
+    confirm, confirm_code = confirmation(best.cause, case, history, remedies=advice)
     if best.rivals:
         confirm += f" If not, the next most likely cause is {' or '.join(best.rivals)}."
     return Diagnosis(
@@ -147,7 +149,8 @@ def _diagnosis(history: History, best: _Candidate) -> Diagnosis:
         findings=best.findings,
         because=" ".join(parts),
         confirm=confirm,
-        remedies=remedies(best.cause.remedies, case),
+        confirm_code=confirm_code,
+        remedies=advice,
         source=best.cause.source,
     )
 

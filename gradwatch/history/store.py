@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
@@ -125,6 +126,7 @@ class History:
         histograms_step: Step of the newest histograms, or -1 before the first.
         trained_s: Seconds that the appended steps took, without the pauses between them.
         ending: How the run ended, or None while it is active.
+        directory: The run directory, or None if the history is only in memory.
     """
 
     def __init__(self, info: RunInfo, *, groups: int = 1) -> None:
@@ -134,6 +136,7 @@ class History:
         self.histograms_step = -1
         self.trained_s = 0.0
         self.ending: Ending | None = None
+        self.directory: Path | None = None
         self._step_timer = StepTimer()
         self._log = FindingLog()
         self.findings, self.withdrawn = self._log.open, self._log.withdrawn

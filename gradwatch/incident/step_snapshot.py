@@ -11,10 +11,12 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from gradwatch.errors import CheckpointError
 from gradwatch.events import INCIDENT, NOT_RECORDED
 from gradwatch.incident.recorder import Snapshotter, warrants_incident
 from gradwatch.probe.inert_hook import inert_hook, takes_hooks, untraced
 from gradwatch.records import Event, Finding
+from gradwatch.state import codec
 from gradwatch.state.rng import random_state
 from gradwatch.state.snapshot import Snapshot
 
@@ -42,7 +44,8 @@ class StepSnapshotter:
     """Record the state of each step when its first forward pass begins, after the batch was loaded.
 
     The record has the inputs of this pass and the states of all random generators. It also has a copy of weights,
-    buffers, optimizers and scaler.
+    buffers, optimizers and scaler. The batch that the loop passes to `Monitor.step` is added at the end of the step: it
+    may have targets, which the forward pass does not see.
 
     Args:
         directory: The run directory.
@@ -88,12 +91,14 @@ class StepSnapshotter:
         if self._step >= self._recorder.due:
             self._refused = self._recorder.keep(self._step, self._state())
 
-    def conclude(self, step: int, news: list[Finding]) -> Event | None:
+    def conclude(self, step: int, news: list[Finding], *, batch: Any, micro_batches: int) -> Event | None:
         """End a step, and write an incident if one of the findings warrants it.
 
         Args:
             step: The step.
             news: New findings; the list is cleared.
+            batch: The batch that the loop passed to the last call of `Monitor.step`, or None.
+            micro_batches: Number of calls of `Monitor.step` in this step.
 
         Returns:
             Event to add to the history, or None.
@@ -101,16 +106,20 @@ class StepSnapshotter:
         found = [finding for finding in news if warrants_incident(finding)]
         news.clear()
         # without the random state, no forward pass was seen in this step, and there is no batch to write
-        event = self._written(step, found) if found and self._random is not None else None
+        event = None
+        if found and self._random is not None:
+            event = self._written(step, found, batch=batch, micro_batches=micro_batches)
         self._random, self._step = None, step + 1
         if self._refused:
             event, self._refused = NOT_RECORDED.emit(step=step, reason=self._refused), ""
         return event
 
-    def _written(self, step: int, findings: Sequence[Finding]) -> Event | None:
+    def _written(self, step: int, findings: Sequence[Finding], *, batch: Any, micro_batches: int) -> Event | None:
         kept = self._recorder.step
-        facts = {"snapshot": kept, "torch": str(torch.__version__)}
+        facts = {"snapshot": kept, "torch": str(torch.__version__), "micro_batches": micro_batches}
         state = {"snapshot": self._recorder.read(), "random": self._random, "window": self._batch.read()}
+        if batch is not None and _is_encodable(batch):
+            state["batch"] = batch
         path = self._recorder.write(step=step, findings=findings, facts=facts, state=state)
         if path is None:
             return None
@@ -122,3 +131,11 @@ class StepSnapshotter:
             "optimizer": [optimizer.state_dict() for optimizer in self._optimizers],
             "scaler": self._scaler.state_dict() if self._scaler else None,
         }
+
+
+def _is_encodable(batch: Any) -> bool:
+    try:
+        codec.encode(batch)
+    except CheckpointError:  # an object of a data library: the inputs of the forward pass are kept without it
+        return False
+    return True

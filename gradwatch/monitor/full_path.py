@@ -101,7 +101,7 @@ class FullPath:
             self._run["step_ms"] = 1e3 * (began - self._meter.step_began)
         given = {**(statistics or {}), "peak_memory_bytes": self._memory.at(self._meter.step_began)}
         self._submit(given, loss, batch, grad_norm, began)
-        waited_s = self._conclude_snapshot(self._keeper) if self._keeper else 0.0
+        waited_s = self._conclude_snapshot(self._keeper, batch) if self._keeper else 0.0
         # before `_begin`, which asks the budget for the statistics that are due
         self._adjust_schedule(self._counter.step)
         self._begin(self._counter.step + 1)
@@ -254,11 +254,12 @@ class FullPath:
         self._pipeline.pull()
 
     @best_effort("the recorder of incidents")
-    def _conclude_snapshot(self, keeper: StepSnapshotter) -> float:
+    def _conclude_snapshot(self, keeper: StepSnapshotter, batch: Any) -> float:
         """Wait for the findings of the step, let the keeper act on them, and return the seconds spent waiting."""
         began = time.perf_counter()
         self._pipeline.finish()
         waited_s = time.perf_counter() - began
-        if event := keeper.conclude(self._counter.step, self._pipeline.unhandled_findings):
+        news, calls = self._pipeline.unhandled_findings, self._accumulation.calls
+        if event := keeper.conclude(self._counter.step, news, batch=batch, micro_batches=calls):
             self._pipeline.add_event(event)
         return waited_s

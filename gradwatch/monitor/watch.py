@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 from gradwatch.detect import detectors
-from gradwatch.errors import FindingError, GradwatchError
+from gradwatch.errors import FindingError, GradwatchError, is_users, shown_path
 from gradwatch.history.ending import Status
 from gradwatch.incident.step_snapshot import StepRecord, StepSnapshotter
 from gradwatch.monitor import Monitor, Schedule
@@ -145,7 +145,7 @@ def watch(
         # after `inspect`, which may raise: no empty directory is left then
         opened = open_run(
             user_path(run) if run and _is_first_rank() else None,
-            info,
+            replace(info, script=_script(), keeps_steps=bool(record) and not is_sharded),
             groups=sum(len(o.param_groups) for o in optimizers),
             resume=resume,
             overwrite=overwrite,
@@ -176,6 +176,12 @@ def watch(
     )
     _close_at_exit(monitor)
     return monitor
+
+
+def _script() -> str:
+    """Return the path of the user's script, relative if it is below the working directory; empty in a notebook."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None) or ""
+    return shown_path(str(Path.cwd() / file)) if file.endswith(".py") and is_users(file) else ""
 
 
 def _close_at_exit(monitor: Monitor) -> None:

@@ -16,11 +16,11 @@ NaN or infinite is null, so that every strict parser can read the document.
     findings    list of {code, kind, layer, layers, onset, step, severity, message, withdrawn, ended, reason,
                 evidence: [{key, name, value, unit}]}: the open findings; onset may be null
     withdrawn   list of the findings that later steps have shown to be over, each with `withdrawn`, `ended`, `reason`
-    diagnoses   list of {cause, cause_id, certainty, severity, because, confirm, source, findings,
+    diagnoses   list of {cause, cause_id, certainty, severity, because, confirm, confirm_code, source, findings,
                 remedies: [{text, patch, code, cures}]}
     events      list of {kind, step, layer, text, values}: rewinds, skipped batches, incidents, graph observations,
                 checks and outputs that were left out because they raised (kind `left-out`)
-    incidents   list of {step, replay}: the command that runs the step again, empty for your own training loop
+    incidents   list of {step, replay}: the command, or Python code, that runs the step again
 
 `diagnose --verify`, `--patch` and `--try` add these keys:
 
@@ -84,7 +84,9 @@ def document(history: History, diagnoses: Sequence[Diagnosis], *, run: Path | No
         "withdrawn": [f.to_json() for f in history.withdrawn],
         "diagnoses": [d.to_json() for d in diagnoses],
         "events": [e.to_json() for e in history.events],
-        "incidents": [{"step": e.step, "replay": replay(e, run)} for e in history.events if e.kind == INCIDENT.name],
+        "incidents": [
+            {"step": e.step, "replay": replay(e, history, run=run)} for e in history.events if e.kind == INCIDENT.name
+        ],
     }
 
 

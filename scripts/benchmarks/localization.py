@@ -14,7 +14,7 @@ from gradwatch.config.load import load_config
 from gradwatch.diagnose.rank import diagnose
 from gradwatch.history.disk.writer import read
 from gradwatch.replay.cure import find_cure
-from gradwatch.replay.locate.in_run import locate_in_run
+from gradwatch.replay.locate_in_run import locate_in_run
 from gradwatch.replay.trials.runner import TrialRunner
 from gradwatch.replay.verify.verify import verify
 from gradwatch.train.loop import train

@@ -26,7 +26,7 @@ from gradwatch.render.report.sink import write_report
 from gradwatch.render.terminal.diagnosis import print_diagnosis
 from gradwatch.render.terminal.live_view import panel
 from gradwatch.render.terminal.summary import print_summary
-from gradwatch.replay.locate.in_run import locate_in_run
+from gradwatch.replay.locate_in_run import locate_in_run
 from gradwatch.replay.rerun import rerun
 from gradwatch.train.loop import train
 

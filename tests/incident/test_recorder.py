@@ -9,9 +9,10 @@ from poisoned import STEP, poisoned
 
 from gradwatch import load_run
 from gradwatch.errors import CheckpointError, RunError
-from gradwatch.incident import Incident, Snapshotter, incidents, warrants_incident
+from gradwatch.incident import Snapshotter, warrants_incident
 from gradwatch.incident.writing import FACTS
 from gradwatch.records import Finding, Quantity, Severity
+from gradwatch.replay.incident import Incident, incidents
 from gradwatch.state import checkpoint_folder
 from gradwatch.state.snapshot import Snapshot
 from gradwatch.train.batches import Batches

@@ -8,7 +8,8 @@ from torch import nn
 
 import gradwatch
 from gradwatch.errors import GradwatchError
-from gradwatch.incident import StepRecord, incidents
+from gradwatch.incident import StepRecord
+from gradwatch.replay.incident import incidents
 from gradwatch.state.rng import set_random_state
 
 SICK = 12

@@ -19,7 +19,8 @@ from gradwatch.config.load import load_config
 from gradwatch.errors import GradwatchError
 from gradwatch.history.compare import compare_rows
 from gradwatch.history.disk.writer import read
-from gradwatch.incident import incidents, recorder
+from gradwatch.incident import recorder
+from gradwatch.replay.incident import incidents
 from gradwatch.replay.rerun import rerun
 from gradwatch.train.loop import train
 

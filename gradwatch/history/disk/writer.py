@@ -43,6 +43,7 @@ class Writer:
         self._lock = _create(directory) if held_lock is None else held_lock
         self._directory = directory
         self._history = history
+        history.directory = directory
         self._is_closed = False
         Header.of(history, "running").write(directory)
         self._open_files()
@@ -191,6 +192,7 @@ def status(directory: Path) -> Status:
 def _load(directory: Path, header: Header, *, until: int | None = None) -> History:
     history = History(header.info, groups=header.groups)
     history.ending = header.ending
+    history.directory = directory
     problems: list[str] = []
     for folder, tables in shared_tables(history).items():
         layout = header.layouts[folder]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
+from gradwatch.diagnose.confirmation import rerun_code
 from gradwatch.events import BATCH_LEFT_OUT, INCIDENT, LEFT_OUT, NOT_RECORDED, REWIND, UNREAD
 from gradwatch.history.store import History
 from gradwatch.records import Event, Severity
@@ -53,7 +54,7 @@ def run_events(history: History, *, run: Path | None, most: int = MAX_PER_KIND) 
     for kind, label in LABELS.items():
         mine = [event for event in history.events if event.kind == kind.name]
         for event in mine[:most]:
-            yield _run_event(event, label, run)
+            yield _run_event(event, label, history, run)
         if len(mine) > most:
             yield RunEvent(label=label, text=f"and {len(mine) - most:,} more")
     over = [finding for finding in history.withdrawn if finding.severity > Severity.INFO]
@@ -63,16 +64,18 @@ def run_events(history: History, *, run: Path | None, most: int = MAX_PER_KIND) 
         yield RunEvent(label=WITHDRAWN, text=f"and {len(over) - most:,} more")
 
 
-def _run_event(event: Event, label: str, run: Path | None) -> RunEvent:
-    command = replay(event, run)
+def _run_event(event: Event, label: str, history: History, run: Path | None) -> RunEvent:
+    command = replay(event, history, run=run)
     # the event's text names the saved files, which the command makes unnecessary
     text = f"Step {event.step:,} was saved. Replay it with:" if command else event.text
     return RunEvent(label=label, text=text, command=command)
 
 
-def replay(event: Event, run: Path | None) -> str:
+def replay(event: Event, history: History, *, run: Path | None) -> str:
     """Return the command that replays the step of an incident, or an empty string."""
-    # without a config, `gradwatch replay` cannot build the model: only `gradwatch train` saves one
-    if event.kind != INCIDENT.name or run is None or not (run / "config.yaml").is_file():
+    if event.kind != INCIDENT.name or run is None:
         return ""
+    # without a config, `gradwatch replay` cannot build the model: only `gradwatch train` saves one
+    if not (run / "config.yaml").is_file():
+        return rerun_code(history, event.step) if history.directory else ""
     return f"gradwatch replay {run} --step {event.step}"

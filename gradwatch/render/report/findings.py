@@ -58,6 +58,8 @@ def _cause(diagnosis: Diagnosis, run: Path | None) -> Iterator[str]:
         yield from (_remedy(remedy, run) for remedy in diagnosis.remedies)
         yield "</ol>"
     yield f"<h4>How to confirm it</h4><p>{prose(diagnosis.confirm)}</p>"
+    if diagnosis.confirm_code:
+        yield code(diagnosis.confirm_code, copy="the command")
     if diagnosis.source:
         yield f'<p class="source">Source: {prose(diagnosis.source)}</p>'
 

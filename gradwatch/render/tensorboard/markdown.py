@@ -66,7 +66,9 @@ def _diagnosis(diagnosis: Diagnosis, run: str) -> str:
             parts.append(code(patch_yaml(remedy.patch), "yaml"))
         elif remedy.code:
             parts.append(code(remedy.code, "python"))
-    parts += [f"**Confirm:** {diagnosis.confirm}", findings(diagnosis.findings, run=run)]
+    parts.append(f"**Confirm:** {diagnosis.confirm}")
+    parts += [code(diagnosis.confirm_code, "")] if diagnosis.confirm_code else []
+    parts += [findings(diagnosis.findings, run=run)]
     return "\n\n".join([*parts, f"*Source: {diagnosis.source}*"] if diagnosis.source else parts)
 
 

@@ -8,7 +8,7 @@ from typing import Any, final
 
 from gradwatch.errors import RunError
 from gradwatch.history.disk.writer import read
-from gradwatch.incident import Incident, incidents
+from gradwatch.replay.incident import Incident, incidents
 from gradwatch.train import checkpoint
 from gradwatch.train.data_position import Identity
 from gradwatch.train.recovery.incidents import rows

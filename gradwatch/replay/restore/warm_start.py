@@ -13,8 +13,8 @@ from gradwatch.config.sections.root import Config
 from gradwatch.errors import GradwatchError
 from gradwatch.history.disk.writer import read
 from gradwatch.history.store import History
-from gradwatch.incident import incidents
 from gradwatch.replay.config_change import config_of
+from gradwatch.replay.incident import incidents
 from gradwatch.train import checkpoint
 from gradwatch.train.recovery.recover import scale_learning_rates
 from gradwatch.train.session import Session

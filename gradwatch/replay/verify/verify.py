@@ -19,7 +19,7 @@ from gradwatch.records import Diagnosis, Finding, Remedy, Severity
 from gradwatch.replay.config_change import config_of, is_taken, reverted_settings
 from gradwatch.replay.locate import bad_samples
 from gradwatch.replay.locate.bad_operation import Located
-from gradwatch.replay.locate.in_run import locate_step
+from gradwatch.replay.locate_in_run import locate_step
 from gradwatch.replay.restore.restored_step import RestoredStep, restore_step
 from gradwatch.replay.restore.warm_start import WarmStart
 from gradwatch.replay.trials.runner import TrialRunner

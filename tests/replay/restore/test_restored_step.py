@@ -8,7 +8,8 @@ from torch import nn
 
 from gradwatch import load_run
 from gradwatch.errors import RunError
-from gradwatch.incident import incidents, recorder
+from gradwatch.incident import recorder
+from gradwatch.replay.incident import incidents
 from gradwatch.replay.restore.restored_step import restore_step
 from gradwatch.train.loop import train
 from gradwatch.train.objective import Objective

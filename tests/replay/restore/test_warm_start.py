@@ -14,9 +14,10 @@ from poisoned import BATCH, SAMPLES, STEP, poisoned
 from gradwatch.diagnose.rank import diagnose
 from gradwatch.history.disk.writer import read
 from gradwatch.history.synthetic.builder import Synthetic
-from gradwatch.incident import incidents, recorder
+from gradwatch.incident import recorder
 from gradwatch.records import Finding, Remedy, Severity
 from gradwatch.replay.config_change import config_of
+from gradwatch.replay.incident import incidents
 from gradwatch.replay.restore.warm_start import find_warm_start
 from gradwatch.replay.trials.runner import STEPS_AFTER, TrialRunner
 from gradwatch.replay.trials.trial_run import TrialRun, run_trial

@@ -17,7 +17,7 @@ from gradwatch.history.disk.writer import read
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.incident import recorder
 from gradwatch.replay.locate.bad_operation import Blame
-from gradwatch.replay.locate.in_run import bad_since, locate_in_run
+from gradwatch.replay.locate_in_run import bad_since, locate_in_run
 from gradwatch.replay.trials.runner import TrialRunner
 from gradwatch.replay.verify.verify import verify
 from gradwatch.train.loop import train

@@ -9,7 +9,8 @@ from poisoned import BATCH, SAMPLES, STEP, poisoned
 
 from gradwatch import load_run
 from gradwatch.errors import GradwatchError
-from gradwatch.incident import incidents, recorder
+from gradwatch.incident import recorder
+from gradwatch.replay.incident import incidents
 from gradwatch.replay.rerun import rerun
 from gradwatch.train import checkpoint, loop
 from gradwatch.train.data_position import Position, positions
