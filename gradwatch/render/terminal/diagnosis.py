@@ -107,6 +107,8 @@ def _try(diagnoses: Sequence[Diagnosis], run: Path | None) -> Iterator[Row]:
 def _cause(diagnosis: Diagnosis) -> Iterator[Row]:
     yield "why", Text(diagnosis.because)
     yield "confirm", Text(diagnosis.confirm)
+    if diagnosis.confirm_code:
+        yield "", command(diagnosis.confirm_code)
     # remedies are alternatives, the most effective first
     for i, remedy in enumerate(diagnosis.remedies):
         yield "or" if i else "fix", remedy_text(remedy)
