@@ -16,15 +16,18 @@ from gradwatch.events import LEFT_OUT
 from gradwatch.history.store import History
 from gradwatch.records import Finding, Severity
 from gradwatch.render.common import format as units
+from gradwatch.render.common.run_stats import too_short_for
 from gradwatch.render.report.text import badge, prose
 
-FOUND, NOTE, OVER, LEFT, OFF, PASSED = "problem", "note", "is over", "left out", "switched off", "passed"
+FOUND, NOTE, OVER, LEFT, OFF = "problem", "note", "is over", "left out", "switched off"
+WAITING, PASSED = "not judged yet", "passed"
 ORDER = {
     FOUND: "found a problem",
     OVER: "found a problem that is over",
     NOTE: "gave a note",
     LEFT: "left out after errors",
     OFF: "switched off",
+    WAITING: "could not judge yet",
     PASSED: "passed",
 }
 """Each result with its words for a sentence, in the order of the table."""
@@ -58,7 +61,8 @@ def checks(history: History, *, config_text: str = "") -> list[Check]:
         config_text: Text of its config, which may switch detectors off, or an empty string.
     """
     settings, order = _detect_settings(config_text), [*ORDER]
-    rows = [_check(detector, history, settings) for detector in detector_classes()]
+    waiting = too_short_for(history)
+    rows = [_check(detector, history, settings, waiting) for detector in detector_classes()]
     return sorted(rows, key=lambda row: (order.index(row.status), -(row.severity or 0), row.code))
 
 
@@ -73,7 +77,7 @@ def check_table(history: History, *, config_text: str = "") -> str:
     return f'<p class="hint">{_summary(rows)}</p><div class="wide" tabindex="0">{table}</div>'
 
 
-def _check(detector: type[Detector], history: History, settings: Mapping[str, Any]) -> Check:
+def _check(detector: type[Detector], history: History, settings: Mapping[str, Any], waiting: Sequence[str]) -> Check:
     kind = detector.kind
     mine = [f for f in history.findings if f.kind == kind]
     over = [f for f in history.withdrawn if f.kind == kind]
@@ -87,6 +91,8 @@ def _check(detector: type[Detector], history: History, settings: Mapping[str, An
         status, note = LEFT, failures[0]
     elif settings.get(kind, {}).get("enabled") is False:
         status, note = OFF, f"`detect.{kind}.enabled` is `false`"
+    elif kind in waiting:
+        status, note = WAITING, "The run is too short."
     else:
         # the first line of a manual page says what the detector looks for
         status, note = PASSED, (inspect.getdoc(detector) or "").partition("\n")[0]
@@ -117,7 +123,7 @@ def _summary(rows: Sequence[Check]) -> str:
 def _row(row: Check) -> str:
     # no sign: only a detector that looked may say that all is well
     plain = f'<span class="badge">{row.status}</span>'
-    result = plain if row.status in (OVER, LEFT, OFF) else badge(row.severity, row.status)
+    result = plain if row.status in (OVER, LEFT, OFF, WAITING) else badge(row.severity, row.status)
     times = f"{row.times:,}" if row.times else ""
     return (
         f'<tr><th scope="row">{escape(row.code)} {escape(row.kind)}</th><td>{result}</td><td>{times}</td>'

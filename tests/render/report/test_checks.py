@@ -7,7 +7,9 @@ import pytest
 from gradwatch.detect import detector_classes
 from gradwatch.events import LEFT_OUT
 from gradwatch.history.store import History
+from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Severity
+from gradwatch.render.common.run_stats import too_short_for
 from gradwatch.render.report.checks import check_table, checks
 
 
@@ -41,6 +43,16 @@ def test_findings_are_counted_and_come_first(broken, vanishing):
     row = _by_kind(vanishing.history)["vanishing-gradient"]
     assert (row.status, row.times, row.severity) == ("problem", 14, Severity.CRITICAL)
     assert row.note.startswith("step 44, layers.0.weight: ")
+
+
+def test_a_run_too_short_for_a_detector_has_not_passed_it():
+    history = Synthetic(layers=2, steps=40).history()
+    short = too_short_for(history)
+
+    rows = _by_kind(history)
+
+    assert "oscillating-gradient" in short
+    assert {kind for kind, row in rows.items() if row.status == "not judged yet"} == set(short)
 
 
 def test_a_withdrawn_finding_is_no_longer_a_problem(copied, make_finding):
