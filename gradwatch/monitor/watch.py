@@ -38,6 +38,29 @@ _open_monitors: weakref.WeakSet[Monitor] = weakref.WeakSet()
 """Monitors to close at exit. Weak: the hooks of a model keep its monitor alive exactly as long as the model."""
 
 
+@final
+class WatchCalls:
+    """Tells `gradwatch run`, which calls `watch` for the script, that the script calls it itself.
+
+    Attributes:
+        number: Number of calls of `watch` so far.
+        listener: Called before each further call does anything, or None.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.listener: Callable[[], None] | None = None
+
+    def add(self) -> None:
+        """Count a call."""
+        self.number += 1
+        if self.listener is not None:
+            self.listener()
+
+
+calls = WatchCalls()
+
+
 def _leave_runs_to_parent() -> None:
     """Abandon all monitors in a forked child, since only the parent writes and ends the runs."""
     # only flags: most children, such as data workers, never step, and the others remove their hooks at the first step
@@ -118,6 +141,7 @@ def watch(
         GradwatchError: The run directory cannot be created; a parameter has no shape yet; an optimizer takes no hooks;
             or `on_finding` is not one of its values.
     """
+    calls.add()
     if record and run is None:
         raise GradwatchError("record: incidents are written into a run directory, and there is none; give run=...")
     check_on_finding(on_finding)

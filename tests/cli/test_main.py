@@ -12,7 +12,7 @@ import pytest
 import gradwatch as package
 from gradwatch.errors import GradwatchError
 
-COMMANDS = ("train", "diagnose", "replay", "runs", "compare", "export", "list", "explain", "schema")
+COMMANDS = ("train", "run", "diagnose", "replay", "runs", "compare", "export", "list", "explain", "schema")
 
 
 def test_help_names_every_command(gradwatch):

@@ -1,0 +1,1 @@
+"""Watch an unedited training script: find its models, optimizers, losses and steps."""

@@ -1,0 +1,114 @@
+"""Keep the watched loops of a script: find, close and discard them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from typing import Protocol, final
+
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+
+from gradwatch.autowatch.hand_loop import HandLoop
+from gradwatch.autowatch.optimizer_loop import OptimizerLoop
+from gradwatch.autowatch.step_recorder import StepRecorder
+
+
+class Loop(Protocol):
+    """A loop of either kind."""
+
+    recorder: StepRecorder
+    params: frozenset[int]
+    updated_at: int
+
+    def on_backward(self, loss: Tensor) -> None:
+        """Keep the loss of a backward pass."""
+        ...
+
+    def detach(self) -> None:
+        """Record a step that is due, and remove all hooks."""
+        ...
+
+
+@final
+class Loops:
+    """The loops that are watched now.
+
+    Attributes:
+        num_begun: Number of loops so far, with those that have ended.
+    """
+
+    def __init__(self) -> None:
+        self.num_begun = 0
+        self._all: list[OptimizerLoop | HandLoop] = []
+
+    def __iter__(self) -> Iterator[OptimizerLoop | HandLoop]:
+        return iter([*self._all])
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def add(self, loop: OptimizerLoop | HandLoop) -> None:
+        """Add a loop."""
+        self.num_begun += 1
+        self._all.append(loop)
+
+    def of(self, optimizer: Optimizer) -> OptimizerLoop | None:
+        """Return the loop of an optimizer, or None."""
+        return next((loop for loop in self._all if isinstance(loop, OptimizerLoop) and optimizer in loop), None)
+
+    def reached_by(self, loss: Tensor) -> list[OptimizerLoop | HandLoop]:
+        """Return the loops whose parameters a loss depends on."""
+        if len(self._all) < 2:
+            return [*self._all]
+        leaves = leaves_of(loss)
+        return [loop for loop in self._all if any(id(leaf) in loop.params for leaf in leaves)]
+
+    def after_scaler_update(self, scaler: GradScaler) -> None:
+        """Record the steps that have waited for the loss scale."""
+        for loop in self._all:
+            if isinstance(loop, OptimizerLoop):
+                loop.after_scaler_update(scaler)
+
+    def close_before(self, clock: int) -> None:
+        """Close the loops without an update since a time, such as the loop of the last fold."""
+        for loop in self:
+            if loop.updated_at < clock:
+                self.close(loop)
+
+    def close(self, loop: OptimizerLoop | HandLoop) -> None:
+        """Close a loop. If it has recorded nothing, its run is deleted."""
+        self._all.remove(loop)
+        loop.detach()
+        monitor = loop.recorder.monitor
+        if monitor is None:
+            return
+        if loop.recorder.num_steps:
+            monitor.close()
+            return
+        monitor.abandon()
+        monitor.detach()
+        if monitor.run_dir is not None:
+            shutil.rmtree(monitor.run_dir, ignore_errors=True)
+
+    def discard_empty(self) -> int:
+        """Record the steps that are due, close the loops that have recorded nothing, and return their number."""
+        for loop in self:
+            loop.detach()
+        empty = [loop for loop in self if not loop.recorder.num_steps]
+        for loop in empty:
+            self.close(loop)
+        return len(empty)
+
+    def forget(self) -> None:
+        """Leave all loops to the parent process, in a forked child."""
+        self._all = []
+
+
+def leaves_of(loss: Tensor) -> list[Tensor]:
+    """Return the parameters that a loss depends on."""
+    # imported here, since it is needed for unusual scripts only
+    from gradwatch.probe.graph.graph import LEAF, Graph
+
+    return [] if loss.grad_fn is None else [node.variable for node in Graph(loss).of(LEAF)]

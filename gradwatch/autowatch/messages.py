@@ -1,0 +1,23 @@
+"""Say on standard error what is watched, or why nothing is."""
+
+from __future__ import annotations
+
+import sys
+
+from gradwatch.autowatch.settings import is_first_rank
+
+PAGE = "docs/get-started/unedited-script.md"
+
+
+def say(text: str) -> None:
+    """Print a line for the user."""
+    if is_first_rank():
+        print(f"gradwatch: {text}", file=sys.stderr, flush=True)  # noqa: T201 - the user's terminal is the output
+
+
+def say_not_understood(reason: str) -> None:
+    """Print why a loop is not watched, and what to do."""
+    say(
+        f"I do not understand this loop: {reason}; see {PAGE}, or call gradwatch.watch(model, optimizer) yourself. "
+        "The script runs on without being watched"
+    )

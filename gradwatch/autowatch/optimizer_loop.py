@@ -1,0 +1,111 @@
+"""Follow a loop with optimizers: which losses belong to a step, and when the step ends."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Sequence
+from typing import final
+
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+
+from gradwatch.autowatch.search import params_of
+from gradwatch.autowatch.step_recorder import StepRecorder, total
+
+PATIENCE = 16
+"""Steps of one optimizer to wait for the others: a GAN may train its critic several times per step."""
+
+
+@final
+class OptimizerLoop:
+    """Records a step when all optimizers of a loop have stepped.
+
+    Its loss is the sum of the losses whose backward passes led to the updates: of all micro-batches, and of the newest
+    update of each optimizer.
+
+    Args:
+        recorder: Records the steps.
+        optimizers: The optimizers.
+        scaler: The GradScaler, or None.
+
+    Attributes:
+        recorder: Records the steps.
+        params: The `id` of each parameter that an optimizer holds.
+        updated_at: Clock of the script at the last update.
+    """
+
+    def __init__(self, recorder: StepRecorder, optimizers: Sequence[Optimizer], *, scaler: GradScaler | None) -> None:
+        self.recorder = recorder
+        self.params = frozenset(params_of(optimizers))
+        self.updated_at = -1
+        # weak: the loops of a script must not keep the models of its earlier trainings
+        self._optimizers = weakref.WeakSet(optimizers)
+        self._scaler = None if scaler is None else weakref.ref(scaler)
+        self._expected = {id(optimizer) for optimizer in optimizers}
+        self._updates: Counter[int] = Counter()
+        self._pending: list[Tensor] = []
+        self._losses: dict[int, Tensor] = {}
+        self._is_stepping = self._has_closure_loss = self._is_due = False
+
+    def __contains__(self, optimizer: Optimizer) -> bool:
+        return optimizer in self._optimizers
+
+    def on_backward(self, loss: Tensor) -> None:
+        """Keep a loss, just before its backward pass."""
+        if self._is_due:  # the loop has not updated its GradScaler
+            self._record()
+        if self._is_stepping and self._has_closure_loss:
+            return  # LBFGS calls its closure several times: the first loss is the one at the current weights
+        self._has_closure_loss = self._is_stepping
+        if self._pending and self._is_cleared():
+            self._pending.clear()
+            self.recorder.forget()
+        self._pending.append(loss)
+        self.recorder.begin_backward()
+
+    def before_step(self) -> None:
+        """Prepare for the losses of a closure."""
+        self._is_stepping, self._has_closure_loss = True, False
+
+    def after_step(self, optimizer: Optimizer, clock: int) -> bool:
+        """Record a step if it is complete. Return whether a backward pass led to the update."""
+        self._is_stepping, self.updated_at = False, clock
+        key = id(optimizer)
+        if self._pending:
+            self._losses[key] = total(self._pending)
+            self._pending = []
+        if not self._losses:
+            return False
+        self._updates[key] += 1
+        self._expected.add(key)
+        if self._updates[key] >= PATIENCE:  # the others are idle
+            self._expected = set(self._updates)
+        if self._expected <= self._updates.keys():
+            self._is_due = True
+            if self._scaler is None:
+                self._record()
+        return True
+
+    def after_scaler_update(self, scaler: GradScaler) -> None:
+        """Record a step that has waited for the new loss scale."""
+        if self._is_due and self._scaler is not None and self._scaler() is scaler:
+            self._record()
+
+    def detach(self) -> None:
+        """Record a step that is due, and remove all hooks."""
+        if self._is_due:
+            self._record()
+        self.recorder.detach()
+
+    def _record(self) -> None:
+        loss = total([*self._losses.values()])
+        self._is_due = False
+        self._updates.clear()
+        self._losses = {}
+        self.recorder.record(loss)
+
+    def _is_cleared(self) -> bool:
+        """Return whether the loop has cleared all gradients, so that the losses so far belong to no update."""
+        return all(param.grad is None for param in params_of(self._optimizers).values())

@@ -1,0 +1,304 @@
+"""Find the training loops of a script while it runs, and watch each of them."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, final
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+
+from gradwatch.autowatch.hand_loop import HandLoop
+from gradwatch.autowatch.loops import Loops, leaves_of
+from gradwatch.autowatch.messages import say, say_not_understood
+from gradwatch.autowatch.optimizer_loop import OptimizerLoop
+from gradwatch.autowatch.search import find_models, find_outermost, find_scaler, params_of
+from gradwatch.autowatch.settings import ScriptSettings
+from gradwatch.autowatch.step_recorder import StepRecorder
+from gradwatch.autowatch.torch_hooks import TorchHooks
+from gradwatch.errors import GradwatchError
+
+if TYPE_CHECKING:
+    from gradwatch.monitor import Monitor
+
+P = ParamSpec("P")
+
+MAX_LOOPS = 32
+"""Most loops of a script to watch: a search over hyperparameters may train hundreds of models."""
+
+MAX_WITHOUT_LOSS = 3
+"""Updates without a backward pass after which a loop is not understood: some scripts begin with one."""
+
+MAX_UNKNOWN_LOSSES = 3
+"""Backward passes outside of a known loop to look at: what they train is found at the first."""
+
+NO_STEP = "there was a forward or backward pass, but no step of an optimizer from a loss of one number"
+NO_LOSS = "the optimizer steps without a backward pass from a loss of one number"
+NO_MODULE = "no module has the parameters of the optimizer"
+
+
+def _harmless(method: Callable[Concatenate[ScriptWatch, P], None]) -> Callable[Concatenate[ScriptWatch, P], None]:
+    """Make a method do nothing after the end, and end the watching if it fails: the script must not stop."""
+
+    @functools.wraps(method)
+    def call(self: ScriptWatch, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        if self.is_over or self.is_attaching:
+            return
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:  # of any kind
+            say(f"stopped watching after an unexpected {type(error).__name__}: {error}. The script runs on")
+            self.end()
+
+    return call
+
+
+@final
+class ScriptWatch:
+    """Watches the training loops of this process.
+
+    A loop is found at the first forward pass of a module whose parameters an optimizer holds. If no such pass is seen,
+    it is found at the first step of the optimizer. A script that calls `gradwatch.watch` is left alone.
+
+    Args:
+        settings: Options of the user.
+
+    Attributes:
+        loops: The loops that are watched now.
+        is_over: Whether the script is left alone from now on.
+        is_attaching: Whether a loop is being attached, which makes no training of its own.
+    """
+
+    def __init__(self, settings: ScriptSettings) -> None:
+        self._settings = settings
+        self.loops = Loops()
+        self.is_over = self.is_attaching = False
+        self._hooks: TorchHooks | None = None
+        self._made: list[tuple[int, weakref.ref[Optimizer]]] = []
+        """The optimizers that no loop has, with the clock of the script when they were made."""
+        self._refused: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._clock = self._without_loss = self._num_unknown = self._num_calls = 0
+        self._has_refused = False
+
+    def install(self) -> None:
+        """Hook torch."""
+        self._hooks = TorchHooks(self)
+        if hasattr(os, "register_at_fork"):  # not on Windows
+            os.register_at_fork(after_in_child=self.loops.forget)
+
+    def end(self) -> None:
+        """Remove all hooks from torch. Monitors with steps stay open until the process ends."""
+        self.is_over = True
+        if self._hooks is not None:
+            self._hooks.remove()
+        self.loops.discard_empty()
+
+    @_harmless
+    def on_optimizer(self, optimizer: Optimizer) -> None:
+        """Look for the models of an optimizer from now on."""
+        self._clock += 1
+        self._made.append((self._clock, weakref.ref(optimizer)))
+        self._search(True)
+
+    @_harmless
+    def on_forward(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Watch the loop if the module has parameters of an optimizer."""
+        # inference mode has tensors that training cannot use
+        if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+            return
+        waiting = self._waiting()
+        if not waiting:
+            self._search(False)
+            return
+        held = params_of(waiting)
+        if not any(id(param) in held for param in module.parameters()):
+            return
+        before = {*module._forward_pre_hooks}
+        self._attach(waiting, running=module)
+        # torch has listed the hooks of this call already
+        for key, hook in [*module._forward_pre_hooks.items()]:
+            if key not in before:
+                hook(module, args, {}) if key in module._forward_pre_hooks_with_kwargs else hook(module, args)
+
+    @_harmless
+    def on_backward(self, tensors: Any, grad_tensors: Any) -> None:
+        """Keep the losses of a backward pass."""
+        for tensor, factor in _pairs(tensors, grad_tensors):
+            loss = self._hooks.loss_of(tensor) if self._hooks else tensor
+            if loss.numel() != 1:
+                continue
+            if not self.loops and not self._waiting():
+                self._attach_by_hand(loss)
+            for loop in self.loops.reached_by(loss):
+                loop.on_backward(loss if factor is None else loss * factor)
+
+    @_harmless
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Watch the loop of an optimizer if it is not watched yet."""
+        if self.loops.of(optimizer) is None and optimizer not in self._refused and _is_own(optimizer):
+            self._attach(self._waiting() or [optimizer], running=None)
+        if loop := self.loops.of(optimizer):
+            loop.before_step()
+
+    @_harmless
+    def after_step(self, optimizer: Optimizer) -> None:
+        """Record the step of a loop if it is complete."""
+        loop = self.loops.of(optimizer)
+        if loop is None:
+            return
+        self._clock += 1
+        self._without_loss = 0 if loop.after_step(optimizer, self._clock) else self._without_loss + 1
+        if self._without_loss >= MAX_WITHOUT_LOSS and not loop.recorder.num_steps:
+            self.loops.close(loop)
+            self._refuse(NO_LOSS, [optimizer])
+
+    @_harmless
+    def after_scaler_update(self, scaler: GradScaler) -> None:
+        """Record the steps that have waited for the loss scale."""
+        self.loops.after_scaler_update(scaler)
+
+    def _attach(self, optimizers: Sequence[Optimizer], *, running: nn.Module | None) -> None:
+        """Watch the models of optimizers."""
+        self._search(False)
+        with self._attaching():
+            models = find_models(params_of(optimizers), running=running)
+            held = {id(param) for model in models.values() for param in model.parameters()}
+            moving = [o for o in find_outermost(optimizers) if held & params_of([o]).keys()]
+            if not moving:
+                self._refuse(NO_MODULE, optimizers)
+                return
+            ids = set(map(id, moving))
+            self.loops.close_before(min((clock for clock, ref in self._made if id(ref()) in ids), default=0))
+            try:
+                self._watch(models, moving, running)
+            except GradwatchError as error:
+                if running is None:  # otherwise it is tried again at the first step, when parameters have shapes
+                    self._refuse(str(error), moving)
+        self._made = [(clock, ref) for clock, ref in self._made if ref() in self._waiting()]
+
+    def _watch(self, models: Mapping[str, nn.Module], moving: Sequence[Optimizer], running: nn.Module | None) -> None:
+        scaler = find_scaler()
+        monitor = self._call_watch(models, moving, scaler)
+        if monitor is None:
+            return
+        called = {id(module): module for module in (*models.values(), running) if module is not None}
+        self.loops.add(OptimizerLoop(StepRecorder(monitor, called.values()), moving, scaler=scaler))
+        self._settings.mark_seen()
+        names = ", ".join(name or type(model).__name__ for name, model in models.items())
+        kinds = ", ".join(type(optimizer).__name__ for optimizer in moving)
+        say(f"watching {names} ({kinds})" + (f"; run directory: {monitor.run_dir}" if monitor.run_dir else ""))
+
+    def _attach_by_hand(self, loss: Tensor) -> None:
+        """Watch a loop without an optimizer: the weights may move by hand. No step is recorded before they do."""
+        if self._num_unknown >= MAX_UNKNOWN_LOSSES:
+            return
+        self._num_unknown += 1
+        with self._attaching():
+            leaves = [leaf for leaf in leaves_of(loss) if isinstance(leaf, nn.Parameter)]
+            models = find_models({id(leaf): leaf for leaf in leaves}, running=None) if leaves else {}
+            if not models:
+                return
+            with contextlib.suppress(GradwatchError):
+                monitor = self._call_watch(models, [], None)
+                if monitor is not None:
+                    called = [*models.values()]
+                    self.loops.add(HandLoop(StepRecorder(monitor, called), called, leaves))
+
+    def _call_watch(
+        self, models: Mapping[str, nn.Module], optimizers: Sequence[Optimizer], scaler: GradScaler | None
+    ) -> Monitor | None:
+        """Call `watch`. Return None if the script calls it itself, or has too many loops."""
+        from gradwatch.monitor import watch as module  # not before: most processes train nothing
+
+        if module.calls.number > self._num_calls or "gradwatch.train.loop" in sys.modules:
+            self._settings.mark_seen()
+            self.end()
+            return None
+        if self.loops.num_begun >= MAX_LOOPS:
+            self._refuse(f"it is number {MAX_LOOPS + 1} of this script", optimizers)
+            return None
+        settings = self._settings
+        self._num_calls += 1
+        with _without_autocast():
+            monitor = module.watch(
+                models,
+                optimizers,
+                run=settings.shown_run,
+                scaler=scaler,
+                record=settings.record,
+                total_steps=settings.total_steps,
+            )
+        if module.calls.listener is None:
+            module.calls.listener = self._yield_to_script
+            atexit.register(self.finish)  # after `watch`, so before its monitors are closed
+        return monitor
+
+    @_harmless
+    def _yield_to_script(self) -> None:
+        """Leave the script alone, which has called `watch` itself."""
+        for loop in self.loops:
+            self.loops.close(loop)
+        self.end()
+
+    @_harmless
+    def finish(self) -> None:
+        """Say at the end of the process if nothing was understood."""
+        if self.loops.discard_empty() and not len(self.loops):
+            self._refuse(NO_STEP)
+
+    def _refuse(self, reason: str, optimizers: Sequence[Optimizer] = ()) -> None:
+        """Leave optimizers alone, and say why, once."""
+        self._refused.update(optimizers)
+        self._settings.mark_seen()
+        if not self._has_refused:
+            self._has_refused = True
+            say_not_understood(reason)
+
+    @contextlib.contextmanager
+    def _attaching(self) -> Iterator[None]:
+        self.is_attaching = True
+        try:
+            yield
+        finally:
+            self.is_attaching = False
+
+    def _waiting(self) -> list[Optimizer]:
+        """Return the optimizers of the script that no loop has and that are not refused."""
+        made = [optimizer for _, ref in self._made if (optimizer := ref()) is not None]
+        return [o for o in made if o not in self._refused and self.loops.of(o) is None and _is_own(o)]
+
+    def _search(self, is_on: bool) -> None:
+        if self._hooks is not None:
+            self._hooks.watch_forward(is_on)
+
+
+def _is_own(optimizer: Optimizer) -> bool:
+    """Return whether the script made an optimizer, rather than gradwatch as a stand-in."""
+    hand_updates = sys.modules.get("gradwatch.monitor.readings.hand_updates")
+    return hand_updates is None or not isinstance(optimizer, hand_updates.HandUpdates)
+
+
+def _pairs(tensors: Any, grad_tensors: Any) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Yield the tensors of a backward pass with their factors."""
+    several = [tensors] if isinstance(tensors, Tensor) else [*tensors]
+    factors = [grad_tensors] if isinstance(grad_tensors, Tensor) else [*(grad_tensors or [None] * len(several))]
+    for tensor, factor in zip(several, factors, strict=False):
+        if isinstance(tensor, Tensor):  # otherwise an edge of the graph
+            yield tensor, factor
+
+
+@contextlib.contextmanager
+def _without_autocast() -> Iterator[None]:
+    """Leave autocast: a loop is found inside of a forward pass, and the checks of `watch` need full precision."""
+    with contextlib.ExitStack() as stack:
+        for device in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
+            stack.enter_context(torch.autocast(device, enabled=False))
+        yield

@@ -1,0 +1,91 @@
+"""Collect the inputs of a loop's forward passes, and record its steps."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from gradwatch.probe.inert_hook import inert_hook, remove_hooks
+
+if TYPE_CHECKING:
+    from gradwatch.monitor import Monitor
+
+MAX_INPUTS = 64
+"""Most forward passes of a step to keep the inputs of: a reinforcement learner has one for each action."""
+
+
+@final
+class StepRecorder:
+    """Calls `Monitor.step` with a loss and the inputs that led to it. It does not keep the models alive.
+
+    Args:
+        monitor: The monitor of the loop.
+        called: The modules that the loop calls.
+
+    Attributes:
+        run_dir: Run directory of the monitor, or None.
+        num_steps: Steps recorded so far.
+    """
+
+    def __init__(self, monitor: Monitor, called: Iterable[nn.Module]) -> None:
+        self._monitor = weakref.ref(monitor)
+        self.run_dir = monitor.run_dir
+        self.num_steps = 0
+        self._inputs: list[Any] = []
+        self._batch: list[Any] = []
+        hook = inert_hook(self._keep_inputs)
+        self._handles: list[RemovableHandle] = [
+            module.register_forward_pre_hook(hook, with_kwargs=True) for module in called
+        ]
+
+    @property
+    def monitor(self) -> Monitor | None:
+        """The monitor, as long as the script keeps the model."""
+        return self._monitor()
+
+    def begin_backward(self) -> None:
+        """Add the inputs since the last backward pass to the batch of the step."""
+        self._batch += self._inputs
+        self._inputs = []
+
+    def forget(self) -> None:
+        """Drop the batch so far: the loop has cleared its gradients."""
+        self._batch = []
+
+    def record(self, loss: Tensor) -> None:
+        """Record a step."""
+        batch = self._batch[0] if len(self._batch) == 1 else self._batch or None
+        self._batch = []
+        self.num_steps += 1
+        monitor = self._monitor()
+        if monitor is not None:
+            monitor.step(loss, batch=batch)
+
+    def detach(self) -> None:
+        """Remove the hooks of the inputs."""
+        remove_hooks(self._handles)
+
+    def _keep_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        # passes for validation are no part of the batch
+        if torch.is_grad_enabled() and module.training and len(self._inputs) < MAX_INPUTS:
+            inputs = [value for value in (*args, *kwargs.values()) if value is not None and not _is_computed(value)]
+            if inputs:
+                self._inputs.append(inputs[0] if len(inputs) == 1 else inputs)
+
+
+def total(losses: Sequence[Tensor]) -> Tensor:
+    """Return the sum of losses, with its autograd graph; for one loss, the loss itself."""
+    result = losses[0]
+    for loss in losses[1:]:
+        result = result + loss.to(result.device)
+    return result
+
+
+def _is_computed(value: Any) -> bool:
+    """Return whether a value was computed from parameters, such as the state of a recurrence: it is no data."""
+    return isinstance(value, Tensor) and value.requires_grad

@@ -1,0 +1,156 @@
+"""Hook torch as a whole: optimizers, forward passes, backward passes and loss scaling, of any model."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any, Protocol, final
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from gradwatch.probe.inert_hook import inert_hook
+
+_EXTRA_TIME = "Using `torch.compile\\(module\\)` when there are global hooks"
+"""Warning of torch about any hook on all modules. Ours is gone when the compiled module is traced."""
+
+
+class TorchListener(Protocol):
+    """An object that is told what a script does with torch. Its methods must not raise."""
+
+    def on_optimizer(self, optimizer: Optimizer) -> None:
+        """Handle that an optimizer was made."""
+        ...
+
+    def on_forward(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Handle that a forward pass of any module begins. Called only while `TorchHooks.watch_forward` is on."""
+        ...
+
+    def on_backward(self, tensors: Any, grad_tensors: Any) -> None:
+        """Handle that a backward pass begins."""
+        ...
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Handle that the step of an optimizer begins."""
+        ...
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """Handle that the step of an optimizer has ended, or that a GradScaler has skipped it."""
+        ...
+
+    def after_scaler_update(self, scaler: GradScaler) -> None:
+        """Handle that a GradScaler has updated its scale, which ends the step of a loop."""
+        ...
+
+
+@final
+class TorchHooks:
+    """Hooks torch for a listener, until `remove`.
+
+    Args:
+        listener: Is told what the script does.
+    """
+
+    def __init__(self, listener: TorchListener) -> None:
+        self._listener = listener
+        self._forward: RemovableHandle | None = None
+        self._unscaled: tuple[Tensor, Tensor] | None = None
+        self._stepped: Optimizer | None = None
+        self._handles: list[RemovableHandle] = [
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
+        self._replaced: list[tuple[Any, str, Any, Any]] = []
+        self._replace(Optimizer, "__init__", self._around_init)
+        # `Tensor.backward` calls it through its module, so this reaches every backward pass
+        self._replace(torch.autograd, "backward", self._around_backward)
+        self._replace(GradScaler, "scale", self._around_scale)
+        self._replace(GradScaler, "step", self._around_scaler_step)
+        self._replace(GradScaler, "update", self._around_update)
+
+    def watch_forward(self, is_on: bool) -> None:
+        """Begin or end to tell the listener of forward passes, which costs a call for each module."""
+        if is_on and self._forward is None:
+            warnings.filterwarnings("ignore", _EXTRA_TIME)
+            hook = inert_hook(self._listener.on_forward)
+            self._forward = nn.modules.module.register_module_forward_pre_hook(hook)
+        elif not is_on and self._forward is not None:
+            self._forward.remove()
+            self._forward = None
+
+    def loss_of(self, tensor: Tensor) -> Tensor:
+        """Return the loss whose scaled value is a tensor, or the tensor itself."""
+        unscaled, self._unscaled = self._unscaled, None
+        return unscaled[0] if unscaled is not None and unscaled[1] is tensor else tensor
+
+    def remove(self) -> None:
+        """Remove all hooks."""
+        self.watch_forward(False)
+        for handle in self._handles:
+            handle.remove()
+        for owner, name, original, replacement in self._replaced:
+            if vars(owner)[name] is replacement:  # otherwise other code has wrapped it
+                setattr(owner, name, original)
+
+    def _replace(self, owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        original = vars(owner)[name]
+        replacement = functools.wraps(original)(around(original))
+        self._replaced.append((owner, name, original, replacement))
+        setattr(owner, name, replacement)
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._listener.before_step(optimizer)
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._stepped = optimizer
+            self._listener.after_step(optimizer)
+
+    def _around_init(self, init: Callable[..., Any]) -> Callable[..., Any]:
+        def __init__(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+            init(optimizer, *args, **kwargs)
+            self._listener.on_optimizer(optimizer)
+
+        return __init__
+
+    def _around_backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
+            if not torch.compiler.is_compiling():
+                self._listener.on_backward(tensors, grad_tensors)
+            return run(tensors, grad_tensors, *args, **kwargs)
+
+        return backward
+
+    def _around_scale(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        def scale(scaler: GradScaler, outputs: Any) -> Any:
+            scaled = run(scaler, outputs)
+            if isinstance(outputs, Tensor) and scaled is not outputs:
+                self._unscaled = outputs, scaled
+            return scaled
+
+        return scale
+
+    def _around_scaler_step(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        def step(scaler: GradScaler, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            self._stepped = None
+            result = run(scaler, optimizer, *args, **kwargs)
+            if scaler.is_enabled() and self._stepped is None:
+                self._listener.after_step(getattr(optimizer, "optimizer", optimizer))  # a wrapper as of Accelerate
+            self._stepped = None  # keeps no optimizer alive
+            return result
+
+        return step
+
+    def _around_update(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        def update(scaler: GradScaler, *args: Any, **kwargs: Any) -> Any:
+            result = run(scaler, *args, **kwargs)
+            self._listener.after_scaler_update(scaler)
+            return result
+
+        return update
