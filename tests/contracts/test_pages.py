@@ -1,5 +1,6 @@
 """Every example of the README and of docs/ runs, prints what the page shows, and names files that are there."""
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -29,6 +30,8 @@ def checkout(tmp_path, monkeypatch):
     real_formats.write_mnist(tmp_path / "data")
     real_formats.write_cifar(tmp_path / "data", monkeypatch, cls=datasets.CIFAR10)
     monkeypatch.chdir(tmp_path)
+    # `python` on a page is the one of the environment
+    monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in [name for name in sys.modules if name.partition(".")[0] == "configs"]:
         monkeypatch.delitem(sys.modules, name)  # the folder of another page would be named in tracebacks
