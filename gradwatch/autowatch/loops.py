@@ -4,31 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from typing import Protocol, final
+from typing import final
 
 from torch import Tensor
-from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from gradwatch.autowatch.hand_loop import HandLoop
 from gradwatch.autowatch.optimizer_loop import OptimizerLoop
-from gradwatch.autowatch.step_recorder import StepRecorder
-
-
-class Loop(Protocol):
-    """A loop of either kind."""
-
-    recorder: StepRecorder
-    params: frozenset[int]
-    updated_at: int
-
-    def on_backward(self, loss: Tensor) -> None:
-        """Keep the loss of a backward pass."""
-        ...
-
-    def detach(self) -> None:
-        """Record a step that is due, and remove all hooks."""
-        ...
 
 
 @final
@@ -65,11 +47,17 @@ class Loops:
         leaves = leaves_of(loss)
         return [loop for loop in self._all if any(id(leaf) in loop.params for leaf in leaves)]
 
-    def after_scaler_update(self, scaler: GradScaler) -> None:
+    def after_scaler_update(self) -> None:
         """Record the steps that have waited for the loss scale."""
         for loop in self._all:
             if isinstance(loop, OptimizerLoop):
-                loop.after_scaler_update(scaler)
+                loop.after_scaler_update()
+
+    def before_clearing(self) -> None:
+        """Record the steps of loops that move their weights by hand."""
+        for loop in self._all:
+            if isinstance(loop, HandLoop):
+                loop.record_if_moved()
 
     def close_before(self, clock: int) -> None:
         """Close the loops without an update since a time, such as the loop of the last fold."""

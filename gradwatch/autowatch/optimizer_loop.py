@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import final
 
 from torch import Tensor
-from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from gradwatch.autowatch.search import params_of
@@ -28,7 +27,6 @@ class OptimizerLoop:
     Args:
         recorder: Records the steps.
         optimizers: The optimizers.
-        scaler: The GradScaler, or None.
 
     Attributes:
         recorder: Records the steps.
@@ -36,33 +34,40 @@ class OptimizerLoop:
         updated_at: Clock of the script at the last update.
     """
 
-    def __init__(self, recorder: StepRecorder, optimizers: Sequence[Optimizer], *, scaler: GradScaler | None) -> None:
+    def __init__(self, recorder: StepRecorder, optimizers: Sequence[Optimizer]) -> None:
         self.recorder = recorder
         self.params = frozenset(params_of(optimizers))
         self.updated_at = -1
         # weak: the loops of a script must not keep the models of its earlier trainings
         self._optimizers = weakref.WeakSet(optimizers)
-        self._scaler = None if scaler is None else weakref.ref(scaler)
         self._expected = {id(optimizer) for optimizer in optimizers}
         self._updates: Counter[int] = Counter()
         self._pending: list[Tensor] = []
         self._losses: dict[int, Tensor] = {}
-        self._is_stepping = self._has_closure_loss = self._is_due = False
+        self._is_stepping = self._has_closure_loss = self._is_due = self._is_scaled = False
 
     def __contains__(self, optimizer: Optimizer) -> bool:
         return optimizer in self._optimizers
 
-    def on_backward(self, loss: Tensor) -> None:
-        """Keep a loss, just before its backward pass."""
+    def on_backward(self, loss: Tensor, *, is_scaled: bool) -> None:
+        """Keep a loss, just before its backward pass.
+
+        Args:
+            loss: The loss, not scaled.
+            is_scaled: Whether a GradScaler scales it for the backward pass.
+        """
         if self._is_due:  # the loop has not updated its GradScaler
             self._record()
         if self._is_stepping and self._has_closure_loss:
-            return  # LBFGS calls its closure several times: the first loss is the one at the current weights
+            # LBFGS calls its closure several times: the first loss is the one at the current weights
+            self.recorder.forget_inputs()
+            return
         self._has_closure_loss = self._is_stepping
         if self._pending and self._is_cleared():
             self._pending.clear()
             self.recorder.forget()
         self._pending.append(loss)
+        self._is_scaled |= is_scaled
         self.recorder.begin_backward()
 
     def before_step(self) -> None:
@@ -84,13 +89,13 @@ class OptimizerLoop:
             self._expected = set(self._updates)
         if self._expected <= self._updates.keys():
             self._is_due = True
-            if self._scaler is None:
+            if not self._is_scaled:
                 self._record()
         return True
 
-    def after_scaler_update(self, scaler: GradScaler) -> None:
+    def after_scaler_update(self) -> None:
         """Record a step that has waited for the new loss scale."""
-        if self._is_due and self._scaler is not None and self._scaler() is scaler:
+        if self._is_due:
             self._record()
 
     def detach(self) -> None:
@@ -101,7 +106,7 @@ class OptimizerLoop:
 
     def _record(self) -> None:
         loss = total([*self._losses.values()])
-        self._is_due = False
+        self._is_due = self._is_scaled = False
         self._updates.clear()
         self._losses = {}
         self.recorder.record(loss)

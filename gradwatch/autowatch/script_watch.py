@@ -20,7 +20,7 @@ from gradwatch.autowatch.hand_loop import HandLoop
 from gradwatch.autowatch.loops import Loops, leaves_of
 from gradwatch.autowatch.messages import say, say_not_understood
 from gradwatch.autowatch.optimizer_loop import OptimizerLoop
-from gradwatch.autowatch.search import find_models, find_outermost, find_scaler, params_of
+from gradwatch.autowatch.search import find_models, find_outermost, params_of
 from gradwatch.autowatch.settings import ScriptSettings
 from gradwatch.autowatch.step_recorder import StepRecorder
 from gradwatch.autowatch.torch_hooks import TorchHooks
@@ -84,6 +84,7 @@ class ScriptWatch:
         self._hooks: TorchHooks | None = None
         self._made: list[tuple[int, weakref.ref[Optimizer]]] = []
         """The optimizers that no loop has, with the clock of the script when they were made."""
+        self._scalers: list[weakref.ref[GradScaler]] = []
         self._refused: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._clock = self._without_loss = self._num_unknown = self._num_calls = 0
         self._has_refused = False
@@ -107,6 +108,11 @@ class ScriptWatch:
         self._clock += 1
         self._made.append((self._clock, weakref.ref(optimizer)))
         self._search(True)
+
+    @_harmless
+    def on_scaler(self, scaler: GradScaler) -> None:
+        """Remember a GradScaler for the loops to come."""
+        self._scalers.append(weakref.ref(scaler))
 
     @_harmless
     def on_forward(self, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -138,7 +144,7 @@ class ScriptWatch:
             if not self.loops and not self._waiting():
                 self._attach_by_hand(loss)
             for loop in self.loops.reached_by(loss):
-                loop.on_backward(loss if factor is None else loss * factor)
+                loop.on_backward(loss if factor is None else loss * factor, is_scaled=loss is not tensor)
 
     @_harmless
     def before_step(self, optimizer: Optimizer) -> None:
@@ -161,9 +167,14 @@ class ScriptWatch:
             self._refuse(NO_LOSS, [optimizer])
 
     @_harmless
-    def after_scaler_update(self, scaler: GradScaler) -> None:
+    def before_clearing(self) -> None:
+        """Record the steps of loops that move their weights by hand."""
+        self.loops.before_clearing()
+
+    @_harmless
+    def after_scaler_update(self) -> None:
         """Record the steps that have waited for the loss scale."""
-        self.loops.after_scaler_update(scaler)
+        self.loops.after_scaler_update()
 
     def _attach(self, optimizers: Sequence[Optimizer], *, running: nn.Module | None) -> None:
         """Watch the models of optimizers."""
@@ -185,12 +196,13 @@ class ScriptWatch:
         self._made = [(clock, ref) for clock, ref in self._made if ref() in self._waiting()]
 
     def _watch(self, models: Mapping[str, nn.Module], moving: Sequence[Optimizer], running: nn.Module | None) -> None:
-        scaler = find_scaler()
+        # the newest: an earlier training of the script may have left its own
+        scaler = next((made for ref in reversed(self._scalers) if (made := ref()) and made.is_enabled()), None)
         monitor = self._call_watch(models, moving, scaler)
         if monitor is None:
             return
         called = {id(module): module for module in (*models.values(), running) if module is not None}
-        self.loops.add(OptimizerLoop(StepRecorder(monitor, called.values()), moving, scaler=scaler))
+        self.loops.add(OptimizerLoop(StepRecorder(monitor, called.values()), moving))
         self._settings.mark_seen()
         names = ", ".join(name or type(model).__name__ for name, model in models.items())
         kinds = ", ".join(type(optimizer).__name__ for optimizer in moving)
@@ -209,8 +221,7 @@ class ScriptWatch:
             with contextlib.suppress(GradwatchError):
                 monitor = self._call_watch(models, [], None)
                 if monitor is not None:
-                    called = [*models.values()]
-                    self.loops.add(HandLoop(StepRecorder(monitor, called), called, leaves))
+                    self.loops.add(HandLoop(StepRecorder(monitor, models.values()), leaves))
 
     def _call_watch(
         self, models: Mapping[str, nn.Module], optimizers: Sequence[Optimizer], scaler: GradScaler | None

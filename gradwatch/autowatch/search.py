@@ -1,4 +1,4 @@
-"""Search the objects of a script for its models, optimizers and GradScaler."""
+"""Search the objects of a script for its models, and for the optimizers that move them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from torch import Tensor, nn
-from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from gradwatch.errors import is_users
@@ -59,11 +58,6 @@ def find_models(params: Mapping[int, Tensor], *, running: nn.Module | None) -> d
     place = {key: i for i, key in enumerate(params)}
     found.sort(key=lambda module: min(place[key] for key in held[module]))  # in the order of the optimizers
     return {"": found[0]} if len(found) == 1 else _named(found)
-
-
-def find_scaler() -> GradScaler | None:
-    """Return the GradScaler of the script that is enabled, or None."""
-    return next((scaler for scaler in live(GradScaler) if scaler.is_enabled()), None)
 
 
 def _children(module: nn.Module) -> list[nn.Module]:

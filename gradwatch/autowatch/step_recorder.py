@@ -53,6 +53,10 @@ class StepRecorder:
         self._batch += self._inputs
         self._inputs = []
 
+    def forget_inputs(self) -> None:
+        """Drop the inputs since the last backward pass."""
+        self._inputs = []
+
     def forget(self) -> None:
         """Drop the batch so far: the loop has cleared its gradients."""
         self._batch = []

@@ -27,6 +27,10 @@ class TorchListener(Protocol):
         """Handle that an optimizer was made."""
         ...
 
+    def on_scaler(self, scaler: GradScaler) -> None:
+        """Handle that a GradScaler was made."""
+        ...
+
     def on_forward(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Handle that a forward pass of any module begins. Called only while `TorchHooks.watch_forward` is on."""
         ...
@@ -43,7 +47,11 @@ class TorchListener(Protocol):
         """Handle that the step of an optimizer has ended, or that a GradScaler has skipped it."""
         ...
 
-    def after_scaler_update(self, scaler: GradScaler) -> None:
+    def before_clearing(self) -> None:
+        """Handle that a module is about to clear its gradients."""
+        ...
+
+    def after_scaler_update(self) -> None:
         """Handle that a GradScaler has updated its scale, which ends the step of a loop."""
         ...
 
@@ -66,9 +74,11 @@ class TorchHooks:
             register_optimizer_step_post_hook(self._after_step),
         ]
         self._replaced: list[tuple[Any, str, Any, Any]] = []
-        self._replace(Optimizer, "__init__", self._around_init)
+        self._replace(Optimizer, "__init__", functools.partial(_around_init, listener.on_optimizer))
+        self._replace(GradScaler, "__init__", functools.partial(_around_init, listener.on_scaler))
         # `Tensor.backward` calls it through its module, so this reaches every backward pass
         self._replace(torch.autograd, "backward", self._around_backward)
+        self._replace(nn.Module, "zero_grad", self._around_clearing)
         self._replace(GradScaler, "scale", self._around_scale)
         self._replace(GradScaler, "step", self._around_scaler_step)
         self._replace(GradScaler, "update", self._around_update)
@@ -112,13 +122,6 @@ class TorchHooks:
             self._stepped = optimizer
             self._listener.after_step(optimizer)
 
-    def _around_init(self, init: Callable[..., Any]) -> Callable[..., Any]:
-        def __init__(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
-            init(optimizer, *args, **kwargs)
-            self._listener.on_optimizer(optimizer)
-
-        return __init__
-
     def _around_backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
         def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
             if not torch.compiler.is_compiling():
@@ -126,6 +129,13 @@ class TorchHooks:
             return run(tensors, grad_tensors, *args, **kwargs)
 
         return backward
+
+    def _around_clearing(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        def zero_grad(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            self._listener.before_clearing()
+            return run(module, *args, **kwargs)
+
+        return zero_grad
 
     def _around_scale(self, run: Callable[..., Any]) -> Callable[..., Any]:
         def scale(scaler: GradScaler, outputs: Any) -> Any:
@@ -150,7 +160,15 @@ class TorchHooks:
     def _around_update(self, run: Callable[..., Any]) -> Callable[..., Any]:
         def update(scaler: GradScaler, *args: Any, **kwargs: Any) -> Any:
             result = run(scaler, *args, **kwargs)
-            self._listener.after_scaler_update(scaler)
+            self._listener.after_scaler_update()
             return result
 
         return update
+
+
+def _around_init(notify: Callable[[Any], None], init: Callable[..., Any]) -> Callable[..., Any]:
+    def __init__(instance: Any, *args: Any, **kwargs: Any) -> None:
+        init(instance, *args, **kwargs)
+        notify(instance)
+
+    return __init__

@@ -1,0 +1,219 @@
+"""Loops that are not understood, scripts that watch themselves, and scripts with several trainings."""
+
+import gc
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import gradwatch
+
+STEPS = 6
+
+
+def make():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+
+
+def loss_of(model):
+    return model(torch.randn(16, 4)).square().mean()
+
+
+def train(model, optimizer, *, steps=STEPS):
+    for _ in range(steps):
+        loss = loss_of(model)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def move_raw_tensors():
+    weight = torch.randn(4, 1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for _ in range(STEPS):
+        loss = (torch.randn(16, 4) @ weight).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def assign_gradients():
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(STEPS):
+        gradients = torch.autograd.grad(loss_of(model), [*model.parameters()])
+        for param, gradient in zip(model.parameters(), gradients, strict=True):
+            param.grad = gradient
+        optimizer.step()
+
+
+def go_back_from_vectors():
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        outputs = model(torch.randn(16, 4))
+        outputs.backward(torch.ones_like(outputs))
+        optimizer.step()
+
+
+def never_step():
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss_of(model).backward()
+    return optimizer
+
+
+def only_look_at_gradients():
+    model = make()
+    for _ in range(STEPS):
+        loss_of(model).backward()
+
+
+NO_LOSS = "the optimizer steps without a backward pass from a loss of one number"
+NO_STEP = "there was a forward or backward pass, but no step of an optimizer from a loss of one number"
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        (move_raw_tensors, "no module has the parameters of the optimizer"),
+        (assign_gradients, NO_LOSS),
+        (go_back_from_vectors, NO_LOSS),
+        (never_step, NO_STEP),
+        (only_look_at_gradients, NO_STEP),
+    ],
+)
+def test_a_loop_that_is_not_understood_is_named_once_and_leaves_no_run(script, reason, unedited, tmp_path, capsys):
+    with unedited(run=str(tmp_path / "run")):
+        kept = script()
+
+    said = [line for line in capsys.readouterr().err.splitlines() if "watching model" not in line]
+    assert said[-1].startswith(f"gradwatch: I do not understand this loop: {reason}; see docs/get-started/")
+    assert sum("I do not understand" in line for line in said) == 1
+    assert not (tmp_path / "run").exists()
+    del kept
+
+
+def test_a_script_that_watches_itself_is_left_alone(unedited, monitors, tmp_path, capsys):
+    with unedited(run=str(tmp_path / "run")) as script:
+        model = make()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with gradwatch.watch(model, optimizer, on_finding=None):
+            train(model, optimizer)
+
+    assert (script.is_over, len(monitors), [*tmp_path.iterdir()]) == (True, 1, [])
+    assert capsys.readouterr().err == ""
+
+
+def test_a_script_that_watches_itself_later_gets_the_name_of_the_run(unedited, monitors, tmp_path):
+    with unedited(run=str(tmp_path / "run")) as script:
+        model = make()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loss_of(model).backward()  # for a summary of the model, say
+        with gradwatch.watch(model, optimizer, run=tmp_path / "run", on_finding=None) as own:
+            assert script.is_over
+
+    assert (own.run_dir, len(monitors)) == (tmp_path / "run", 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_each_training_of_a_script_has_its_own_run(unedited, tmp_path, capsys):
+    with unedited(run=str(tmp_path / "run")):
+        for fold in range(3):
+            model = make()
+            train(model, torch.optim.SGD(model.parameters(), lr=0.1), steps=STEPS + fold)
+    runs = [gradwatch.load_run(tmp_path / name) for name in ("run", "run-2", "run-3")]
+
+    assert [len(run.history["loss"]) for run in runs] == [STEPS, STEPS + 1, STEPS + 2]
+    assert capsys.readouterr().err.count("no problems found in") >= 2  # the last ends with the process
+
+
+def test_models_of_earlier_trainings_are_not_kept(unedited, monitors):
+    class Counted(nn.Linear):
+        pass
+
+    with unedited():
+        for _ in range(4):
+            model = Counted(4, 1)
+            train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        del model
+        monitors.clear()
+        gc.collect()
+
+        assert sum(type(thing) is Counted for thing in gc.get_objects()) <= 1
+
+
+def test_a_critic_that_steps_more_often_belongs_to_one_step(unedited, monitors):
+    with unedited():
+        model, critic = make(), make()
+        slow, fast = (torch.optim.SGD(m.parameters(), lr=0.01) for m in (model, critic))
+        sums = []
+        for _ in range(STEPS):
+            for _ in range(3):
+                last = loss_of(critic)
+                fast.zero_grad()
+                last.backward()
+                fast.step()
+            loss = loss_of(model)
+            slow.zero_grad()
+            loss.backward()
+            slow.step()
+            sums.append((last + loss).item())
+
+    (monitor,) = monitors
+    np.testing.assert_allclose(monitor.history["loss"], sums, rtol=1e-6)
+    assert monitor.history.info.models == ("model", "critic")
+
+
+def test_an_optimizer_that_never_steps_does_not_hold_up_the_others(unedited, monitors):
+    with unedited():
+        model, idle = make(), make()
+        optimizer, never = (torch.optim.SGD(m.parameters(), lr=0.01) for m in (model, idle))
+        train(model, optimizer, steps=40)
+        del never
+
+    (monitor,) = monitors
+    assert len(monitor.history["loss"]) == 25  # the first row waits for 16 updates
+
+
+def test_gradients_that_are_cleared_again_are_no_part_of_the_loss(unedited, monitors):
+    with unedited():
+        model = make()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        losses = []
+        for _ in range(STEPS):
+            loss_of(model).backward()  # such as an adversary's
+            optimizer.zero_grad()
+            loss = loss_of(model)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+
+    np.testing.assert_allclose(monitors[0].history["loss"], losses, rtol=1e-6)
+
+
+def test_a_failure_ends_the_watching_and_not_the_script(unedited, monkeypatch, capsys):
+    with unedited() as script:
+        monkeypatch.setattr(type(script.loops), "reached_by", lambda *_: 1 / 0)
+        model = make()
+        train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    assert script.is_over
+    assert "stopped watching after an unexpected ZeroDivisionError" in capsys.readouterr().err
+
+
+def functions_of_torch():
+    kinds = (torch.optim.Optimizer, nn.Module, torch.amp.GradScaler)
+    return [torch.autograd.backward, *(function for kind in kinds for function in vars(kind).values())]
+
+
+def test_all_of_torch_is_as_before_after_the_end(unedited):
+    before = functions_of_torch()
+    with unedited():
+        during = functions_of_torch()
+
+    assert all(a is b for a, b in zip(before, functions_of_torch(), strict=True))
+    assert sum(a is not b for a, b in zip(before, during, strict=True)) == 7
