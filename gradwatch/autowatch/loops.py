@@ -75,8 +75,9 @@ class Loops:
         if loop.recorder.num_steps:
             monitor.close()
             return
-        monitor.abandon()
         monitor.detach()
+        monitor.pipeline.discard()
+        monitor.abandon()  # closing it would print a summary
         if monitor.run_dir is not None:
             shutil.rmtree(monitor.run_dir, ignore_errors=True)
 

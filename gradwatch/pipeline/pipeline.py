@@ -131,6 +131,12 @@ class Pipeline:
             self._ingest.writer.close(status)
         return diagnoses
 
+    def discard(self) -> None:
+        """Release the run directory of a run that is not wanted. Sinks are not ended, so that they print nothing."""
+        self.finish()
+        if self._ingest.writer:
+            self._ingest.writer.close("interrupted")
+
     def end_sinks(self) -> tuple[Diagnosis, ...]:
         """Diagnose the run, close every sink once, and return the diagnoses."""
         try:
