@@ -15,21 +15,27 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageColor, ImageDraw, ImageFont
 
-from gradwatch.records import Finding
+from gradwatch.records import Finding, Severity
 from gradwatch.render.common.format import shorten
 from gradwatch.render.common.layers import Layer, worst_finding
 
 Floats = NDArray[np.floating[Any]]
 Bytes = NDArray[np.uint8]
 
-WIDTH, HEIGHT, FONT = 460, 280, 23
-"""Size of the plot and of the font in pixels. TensorBoard shrinks a picture to 340 to 480 px by 210 px."""
-TOP, RIGHT = 2 * FONT, 112
-"""Margins in pixels: above the plot for its title, and to the right of it for the scale."""
-LABEL = 16
+SIZE = (350, 215)
+"""Size of a picture before it is enlarged, in pixels. TensorBoard shows pictures 350 px wide in its tab IMAGES, and
+within 367 x 215 px in TIME SERIES. It shrinks a larger picture by leaving pixels out."""
+ENLARGED = 2
+"""Each pixel becomes a square of this side, so that the picture is not blurred on a screen with twice the pixels. Where
+TensorBoard shrinks it to `SIZE`, every pixel is exactly one pixel of the drawing, and its text is crisp."""
+FONT = 11
+TOP, BOTTOM, RIGHT = 2 * FONT + 4, 3 * FONT + 6, 48
+"""Margins of the plot in pixels: for its title, for steps and legend, and for the scale."""
+HEIGHT = SIZE[1] - TOP - BOTTOM
+LABEL = 20
 """Maximum number of characters of a layer's name."""
 MIN_DECADES, MAX_DECADES = 2, 24
-BOX = 16  # side of a square in the legend, in pixels
+BOX = 8  # side of a square in the legend, in pixels
 INK, PAPER = (40, 40, 40), (255, 255, 255)
 NONE, ZERO, BROKEN = (224, 224, 224), (0, 0, 0), (220, 0, 0)
 # 5 colors of viridis (matplotlib, CC0): perceptually uniform, also in gray and for the color-blind
@@ -52,32 +58,38 @@ def draw(
         steps_T: Recorded steps, not empty.
         norms_TM: Norms; nan is no gradient, Inf is a gradient with NaN or Inf.
         of: The layers.
-        findings: Findings to mark with a triangle at their step and layer.
+        findings: Findings to mark with a triangle at their onset and layer, or above the plot if no layer is theirs.
         title: Meaning of the colors.
         absent: Meaning of nan.
 
     Returns:
         The PNG, and its width and height.
     """
-    norms_WM = _by_column(steps_T, norms_TM)
+    font = ImageFont.load_default(FONT)
+    left, top = _left(of, font), TOP
+    width = SIZE[0] - left - RIGHT
+    norms_WM = _by_column(steps_T, norms_TM, width)
     low, high = limits(norms_WM)
     row_of_y = np.arange(HEIGHT) * len(of) // HEIGHT  # with more layers than pixels, some are left out
     picture = Image.fromarray(_colours(norms_WM.T[row_of_y], low, high))
-    font = ImageFont.load_default(FONT)
-    left, top = _left(of, font), TOP
-    size = (left + WIDTH + RIGHT, top + HEIGHT + 3 * FONT + 8)
-    canvas = Image.new("RGB", size, PAPER)
+    canvas = Image.new("RGB", SIZE, PAPER)
     canvas.paste(picture, (left, top))
     pen = ImageDraw.Draw(canvas)
-    _write(pen, (left, 4), f"{title}; input side on top", font)
+    _write(pen, (left, 3), f"{title}; input side on top", font)
     _names(pen, font, of, left, top)
-    _steps(pen, font, steps_T, left, top + HEIGHT)
-    _scale(canvas, pen, font, (low, high), (left + WIDTH + 14, top))
-    _legend(pen, font, norms_WM, left, top + HEIGHT + 2 * FONT, absent=absent)
+    _steps(pen, font, steps_T, left, top + HEIGHT, width)
+    _scale(canvas, pen, font, (low, high), (left + width + 6, top))
+    _legend(pen, font, norms_WM, left, SIZE[1] - FONT - 5, absent=absent)
+    findings = tuple(findings)
+    names = frozenset[str]().union(*(layer.names for layer in of))
+    for elsewhere in (f for f in findings if names.isdisjoint(f.names) and f.severity > Severity.INFO):
+        _mark_above(pen, _x(elsewhere.since, steps_T, left, width), top)
     for m, layer in enumerate(of):
         finding = worst_finding(layer, findings)
         if finding is not None:
-            _mark(pen, _x(finding.since, steps_T, left), top + HEIGHT * (2 * m + 1) // (2 * len(of)))
+            _mark(pen, _x(finding.since, steps_T, left, width), top + HEIGHT * (2 * m + 1) // (2 * len(of)))
+    size = (SIZE[0] * ENLARGED, SIZE[1] * ENLARGED)
+    canvas = canvas.resize(size, Image.Resampling.NEAREST)
     file = io.BytesIO()
     # a palette of 128 colors makes a smaller file than RGB
     canvas.quantize(128, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(file, "PNG", compress_level=3)
@@ -98,12 +110,12 @@ def limits(norms: Floats) -> tuple[int, int]:
     return max(min(low, high - MIN_DECADES), high - MAX_DECADES), high
 
 
-def _by_column(steps_T: NDArray[np.int64], norms_TM: Floats) -> Floats:
+def _by_column(steps_T: NDArray[np.int64], norms_TM: Floats, width: int) -> Floats:
     """Return the largest norm in each column of the plot, of shape (W, M), so that no spike is hidden.
 
     A column without a recorded step shows the step before it.
     """
-    place_W = np.linspace(steps_T[0], steps_T[-1], WIDTH)
+    place_W = np.linspace(steps_T[0], steps_T[-1], width)
     first_W = np.clip(np.searchsorted(steps_T, place_W, side="right") - 1, 0, None)
     # fmax: nan, a step without a gradient, hides no norm
     norms_WM: Floats = np.fmax.reduceat(norms_TM, first_W, axis=0)
@@ -121,7 +133,7 @@ def _colours(norms_YW: Floats, low: int, high: int) -> Bytes:
     colours[norms_YW == 0] = ZERO
     colours[np.isinf(norms_YW)] = BROKEN
     y_Y1, w_W = np.arange(len(norms_YW))[:, None], np.arange(norms_YW.shape[1])
-    colours[np.isinf(norms_YW) & ((y_Y1 + w_W) // 4 % 2 == 0)] = PAPER  # hatched: color alone is not enough
+    colours[np.isinf(norms_YW) & ((y_Y1 + w_W) // 2 % 2 == 0)] = PAPER  # hatched: color alone is not enough
     return colours
 
 
@@ -134,30 +146,29 @@ def _colour(place: Floats) -> Bytes:
 
 
 def _left(of: Sequence[Layer], font: Any) -> int:
-    longest = max((shorten(layer.name, LABEL) for layer in of), key=len)
-    return int(font.getlength(longest)) + 22
+    # `step` stands below the names, and may be wider
+    return int(max(font.getlength(word) for word in ("step", *(shorten(layer.name, LABEL) for layer in of)))) + 10
 
 
 def _write(pen: ImageDraw.ImageDraw, at: tuple[int, int], text: str, font: Any, *, anchor: str = "la") -> None:
-    # strokes of at least 3 px: TensorBoard shrinks a picture to less than half by leaving pixels out
-    pen.text(at, text, INK, font, anchor=anchor, stroke_width=1, stroke_fill=INK)
+    pen.text(at, text, INK, font, anchor=anchor)
 
 
 def _names(pen: ImageDraw.ImageDraw, font: Any, of: Sequence[Layer], left: int, top: int) -> None:
-    # the number of layers per name, rounded up: names need FONT + 3 px each
-    every = -(-len(of) * (FONT + 3) // HEIGHT)
+    # the number of layers per name, rounded up: names need FONT + 2 px each
+    every = -(-len(of) * (FONT + 2) // HEIGHT)
     for m in range(0, len(of), every):
         y = top + HEIGHT * (2 * m + 1) // (2 * len(of))
-        _write(pen, (left - 8, y), shorten(of[m].name, LABEL), font, anchor="rm")
-        pen.line([(left - 5, y), (left - 1, y)], INK)
+        _write(pen, (left - 5, y), shorten(of[m].name, LABEL), font, anchor="rm")
+        pen.line([(left - 3, y), (left - 1, y)], INK)
 
 
-def _steps(pen: ImageDraw.ImageDraw, font: Any, steps_T: NDArray[np.int64], left: int, bottom: int) -> None:
+def _steps(pen: ImageDraw.ImageDraw, font: Any, steps_T: NDArray[np.int64], left: int, bottom: int, width: int) -> None:
     for step in ticks(int(steps_T[0]), int(steps_T[-1])):
-        x = _x(step, steps_T, left)
-        pen.line([(x, bottom), (x, bottom + 4)], INK)
-        _write(pen, (x, bottom + 6), f"{step:,}", font, anchor="mt")
-    _write(pen, (left - 14, bottom + 6), "step", font, anchor="rt")
+        x = _x(step, steps_T, left, width)
+        pen.line([(x, bottom), (x, bottom + 2)], INK)
+        _write(pen, (x, bottom + 4), f"{step:,}", font, anchor="mt")
+    _write(pen, (left - 8, bottom + 4), "step", font, anchor="rt")
 
 
 def ticks(first: int, last: int) -> list[int]:
@@ -169,10 +180,10 @@ def ticks(first: int, last: int) -> list[int]:
     return [step for step in range(first - first % every, last + 1, every) if step >= first]
 
 
-def _x(step: int, steps_T: NDArray[np.int64], left: int) -> int:
+def _x(step: int, steps_T: NDArray[np.int64], left: int, width: int) -> int:
     span = max(1, int(steps_T[-1] - steps_T[0]))  # a run of one step has no span
     # a finding may be at a step that is not kept, before the first or after the last
-    return left + int(np.clip((WIDTH - 1) * (step - int(steps_T[0])) / span, 0, WIDTH - 1))
+    return left + int(np.clip((width - 1) * (step - int(steps_T[0])) / span, 0, width - 1))
 
 
 def _scale(
@@ -181,12 +192,12 @@ def _scale(
     """Draw the color bar with its powers of ten."""
     low, high = bounds
     # from 1 to 0: the y axis of a picture points down
-    bar = np.repeat(_colour(np.linspace(1, 0, HEIGHT))[:, None], 14, axis=1)
+    bar = np.repeat(_colour(np.linspace(1, 0, HEIGHT))[:, None], 7, axis=1)
     canvas.paste(Image.fromarray(bar), at)
     for power in range(low, high + 1, -(-(high - low) // 7)):  # at most 8 labels
         y = at[1] + round((HEIGHT - 1) * (high - power) / (high - low))
-        pen.line([(at[0] + 14, y), (at[0] + 18, y)], INK)
-        _write(pen, (at[0] + 21, y), f"1e{power}", font, anchor="lm")
+        pen.line([(at[0] + 7, y), (at[0] + 9, y)], INK)
+        _write(pen, (at[0] + 11, y), f"1e{power}", font, anchor="lm")
 
 
 def _legend(pen: ImageDraw.ImageDraw, font: Any, norms: Floats, left: int, y: int, *, absent: str) -> None:
@@ -197,10 +208,14 @@ def _legend(pen: ImageDraw.ImageDraw, font: Any, norms: Floats, left: int, y: in
         if occurs.any():
             pen.rectangle([(x, y), (x + BOX, y + BOX)], colour, INK)
             if colour == BROKEN:  # hatched, as in the plot
-                pen.line([(x, y + BOX), (x + BOX, y)], PAPER, 4)
-            _write(pen, (x + BOX + 6, y + BOX // 2), word, font, anchor="lm")
-            x += BOX + 24 + int(font.getlength(word))
+                pen.line([(x, y + BOX), (x + BOX, y)], PAPER, 2)
+            _write(pen, (x + BOX + 4, y + BOX // 2), word, font, anchor="lm")
+            x += BOX + 14 + int(font.getlength(word))
 
 
 def _mark(pen: ImageDraw.ImageDraw, x: int, y: int) -> None:
-    pen.polygon([(x - 8, y - 8), (x + 7, y), (x - 8, y + 8)], PAPER, INK)
+    pen.polygon([(x - 4, y - 4), (x + 4, y), (x - 4, y + 4)], PAPER, INK)
+
+
+def _mark_above(pen: ImageDraw.ImageDraw, x: int, top: int) -> None:
+    pen.polygon([(x - 4, top - 7), (x + 4, top - 7), (x, top - 1)], INK)

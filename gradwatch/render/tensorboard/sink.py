@@ -29,8 +29,10 @@ from gradwatch.render.tensorboard.protobuf import FAILURE, SUCCESS, Summaries, d
 from gradwatch.render.tensorboard.throttle import Throttle
 
 HISTOGRAM_MEANING = "Sizes of the elements as powers of ten: a histogram that moves left shrinks tenfold per unit."
-PICTURE_MEANING = "Gradient norm of every layer over the run, input side on top; triangles mark findings."
-UPDATES_MEANING = "Update norm divided by weight norm of every layer: about 1e-3 is usual; triangles mark findings."
+PICTURE_MEANING = "Gradient norm of every layer over the run, input side on top; triangles mark onsets of findings."
+UPDATES_MEANING = (
+    "Update norm divided by weight norm of every layer: about 1e-3 is usual; triangles mark onsets of findings."
+)
 PICTURE_S = 0.04
 """Expected seconds to draw the first 2 pictures, which take 7 to 12 ms each. The value exceeds the grace time of the
 throttle, so the first pictures must be earned."""
