@@ -241,11 +241,11 @@ def num_layer_charts(history: History) -> int:
 
 
 def points_of(block: Block) -> list[tuple[int, dict[str, float]]]:
-    """Return the points of a block that are drawn: each step with its values by tag."""
+    """Return each step of a block with the values that are drawn, by tag."""
     tags = list(block.values)
     is_marked_C = np.array([tag in SHOWN_AS_NAN for tag in tags], np.bool_)
     if not tags:  # no layers were monitored
-        return []
+        return [(step, {}) for step in block.steps_P.tolist()]
     table_PC = np.stack([block.values[tag] for tag in tags], axis=1).astype(np.float64)
     finite_PC = np.isfinite(table_PC)
     table_PC[~finite_PC] = np.nan

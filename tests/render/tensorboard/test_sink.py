@@ -111,6 +111,17 @@ def test_a_run_that_has_ended_shows_every_step(tmp_path, healthy, grow):
     assert sorted(path.stat().st_size > 0 for path in tmp_path.iterdir()) == [False, True], "the thin file is empty"
 
 
+def test_a_run_whose_layers_are_not_watched_has_its_curves(tmp_path):
+    history = History(RunInfo(name="", created="", layers=()))
+    sink = TensorBoard(directory=tmp_path)
+    for step in range(20):
+        history.append(step, run={"loss": 2.0 - step / 20}, param_SL=np.zeros(history.param.shape, np.float32))
+        sink.write(history)
+    sink.close(history, ())
+
+    assert [step for step, _ in _scalars(_read(tmp_path), "curves/loss")] == list(range(20))
+
+
 def test_charts_carry_their_description_once(tmp_path, healthy, grow):
     reader = _run(tmp_path, healthy, grow)
 
