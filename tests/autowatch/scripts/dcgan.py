@@ -3,7 +3,7 @@
 import torch
 from torch import nn, optim
 
-nz, ngf, niter = 8, 8, 40
+nz, ngf, niter = 8, 8, 24
 
 
 class Generator(nn.Module):

@@ -36,7 +36,7 @@ def main(watch):
     optimizer = torch.optim.Adam(gcn.parameters(), lr=1e-2, weight_decay=5e-4)
     losses = []
     with watch(gcn, optimizer) as monitor:
-        for _ in range(50):
+        for _ in range(30):
             gcn.train()
             optimizer.zero_grad()
             loss = criterion(gcn((features, adj))[:40], labels[:40])

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-max_iters, warmup_iters, learning_rate, min_lr = 40, 5, 1e-2, 1e-3
+max_iters, warmup_iters, learning_rate, min_lr = 24, 5, 1e-2, 1e-3
 gradient_accumulation_steps, grad_clip, block_size, batch_size, vocab = 3, 1.0, 16, 8, 24
 
 

@@ -46,7 +46,7 @@ def main(watch):
     optimizer = optim.Adam(policy.parameters(), lr=1e-2)
     losses = []
     with watch(policy, optimizer) as monitor:
-        for _ in range(30):
+        for _ in range(20):
             state, states = torch.randn(4), []
             for _ in range(10):
                 states.append(state.unsqueeze(0))

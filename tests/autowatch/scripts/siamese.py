@@ -23,7 +23,7 @@ def main(watch):
     criterion = nn.BCELoss()
     losses = []
     with watch(model, optimizer) as monitor:
-        for _ in range(40):
+        for _ in range(30):
             targets = torch.randint(2, (16,)).float()
             first = torch.rand(16, 1, 8, 8)
             second = torch.where(targets.view(-1, 1, 1, 1) > 0, first, torch.rand(16, 1, 8, 8))

@@ -29,7 +29,7 @@ def main(watch):
             model=Regressor(losses),
             args=TrainingArguments(
                 output_dir=folder,
-                max_steps=30,
+                max_steps=20,
                 per_device_train_batch_size=8,
                 gradient_accumulation_steps=2,
                 learning_rate=1e-2,
