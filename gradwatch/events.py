@@ -488,6 +488,105 @@ VALIDATIONS_DIFFER = EventKind(
     text="two validations with the same weights gave {before:.6g} and {after:.6g}",
 )
 
+# Other ranks of a distributed training.
+
+RANK_GRADIENTS_DIFFER = EventKind(
+    name="rank-gradients-differ",
+    meaning="The gradients of a parameter, or of most parameters, began to differ between the ranks.",
+    values={
+        "rank": "the rank that differs from the others; -1 if all differ",
+        "parameters": "number of parameters whose gradients differ",
+        "difference": "largest relative difference of two norms",
+        "clipped": "1 if gradients were clipped at the step",
+    },
+    text="the gradients of {parameters:.0f} parameters differ between the ranks",
+)
+RANK_GRADIENTS_AGREE = EventKind(
+    name="rank-gradients-agree",
+    meaning="All gradients are equal on all ranks, at the first compared step or again.",
+    text="the gradients are equal on all ranks",
+)
+RANK_WEIGHTS_DIFFER = EventKind(
+    name="rank-weights-differ",
+    meaning="The weights of a parameter, or of most parameters, began to differ between the ranks.",
+    values={
+        "rank": RANK_GRADIENTS_DIFFER.values["rank"],
+        "parameters": "number of parameters whose weights differ",
+        "difference": RANK_GRADIENTS_DIFFER.values["difference"],
+    },
+    text="the weights of {parameters:.0f} parameters differ between the ranks",
+)
+RANK_WEIGHTS_AGREE = EventKind(
+    name="rank-weights-agree",
+    meaning="All weights are equal on all ranks, at the first compared step or again.",
+    text="the weights are equal on all ranks",
+)
+RANK_BATCHES_EQUAL = EventKind(
+    name="rank-batches-equal",
+    meaning="Several ranks began to train on equal batches at equal steps.",
+    values={"rank": "the lowest rank whose batch another rank has as well", "other": "that other rank"},
+    text="ranks {rank:.0f} and {other:.0f} train on the same batches",
+)
+RANK_BATCHES_REPEATED = EventKind(
+    name="rank-batches-repeated",
+    meaning="A rank trains on batches that another rank had at other steps.",
+    values={
+        "rank": "the rank",
+        "other": "the rank that had the batches before",
+        "batches": "number of such batches",
+        "of": "number of batches of the rank",
+    },
+    text="rank {rank:.0f} had {batches:.0f} of its {of:.0f} batches from rank {other:.0f}",
+)
+RANK_RATES_DIFFER = EventKind(
+    name="rank-rates-differ",
+    meaning="The learning rates began to differ between the ranks.",
+    values={
+        "rank": "the rank that differs from the others",
+        "group": "index of the optimizer group",
+        "rate": "its learning rate",
+        "usual": "learning rate of the other ranks",
+    },
+    text="the learning rate of group {group:.0f} is {rate:g} on rank {rank:.0f} and {usual:g} on the others",
+)
+RANK_STATE = EventKind(
+    name="rank-state",
+    meaning="The state of a rank at a step, to compare it with the other ranks.",
+    values={
+        "buffers": "L2 norm of all buffers when the forward pass begins",
+        "weights": "L2 norm of some weights before the update",
+        "random": "checksum of the random state when the forward pass begins, if the pass draws random numbers",
+        "local": "squared L2 norm of some gradients before the average over the ranks",
+        "reduced": "squared L2 norm of these gradients before the update",
+        "product": "inner product of the two",
+    },
+    text="the state of this rank was read",
+)
+RANK_FACTOR = EventKind(
+    name="rank-factor",
+    meaning="The gradients are a multiple of their average over the ranks.",
+    values={"factor": "times as large as the average", "ranks": "number of ranks"},
+    text="the gradients are {factor:.3g} times as large as their average over the ranks",
+)
+RANK_BUFFERS_DIFFER = EventKind(
+    name="rank-buffers-differ",
+    meaning="The buffers differ between the ranks when a forward pass begins.",
+    values={"rank": RANK_GRADIENTS_DIFFER.values["rank"]},
+    text="the buffers differ between the ranks",
+)
+RANK_DRAWS_EQUAL = EventKind(
+    name="rank-draws-equal",
+    meaning="Several ranks draw the same random numbers in the forward pass.",
+    values={"rank": "the lowest such rank", "other": "the next one"},
+    text="ranks {rank:.0f} and {other:.0f} draw the same random numbers",
+)
+RANK_LOSS_NONFINITE = EventKind(
+    name="rank-loss-nonfinite",
+    meaning="The first loss that is NaN or Inf, while the loss of another rank is finite.",
+    values={"rank": "the rank", "inputs": "1 if its inputs hold NaN or Inf, 0 if not, -1 if unknown"},
+    text="the loss is not finite on rank {rank:.0f} first",
+)
+
 # The monitor, the run directory and the training.
 
 THINNED = EventKind(

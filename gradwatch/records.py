@@ -348,6 +348,8 @@ class RunInfo:
         script: Path of the script that called `watch`, relative if it is below the working directory; empty if there is
             none.
         keeps_steps: Whether `watch` was called with `record`, so that a step with a critical finding is saved.
+        rank: Rank of the process in a distributed training.
+        world_size: Number of ranks; 1 if the training is not distributed.
     """
 
     name: str
@@ -368,6 +370,8 @@ class RunInfo:
     models: tuple[str, ...] = ("",)
     script: str = ""
     keeps_steps: bool = False
+    rank: int = 0
+    world_size: int = 1
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data that `from_json` reads back."""

@@ -13,7 +13,7 @@ from gradwatch import plugins
 from gradwatch.history.store import History, Rows
 from gradwatch.records import Finding
 
-FAMILIES = ("numerics", "gradients", "activations", "updates", "optimizer", "data_and_loss")
+FAMILIES = ("numerics", "gradients", "activations", "updates", "optimizer", "data_and_loss", "ranks")
 """Sub-packages that hold detectors, in the order of the detector codes."""
 
 
@@ -107,6 +107,16 @@ class WithdrawingDetector(Detector, Protocol):
         The pipeline calls it before `detect`, for each open finding of an earlier step.
         """
         ...
+
+
+@runtime_checkable
+class RankDetector(Detector, Protocol):
+    """A detector of differences between the ranks of a distributed training, which runs once more at the end.
+
+    Other ranks write their last steps after rank 0 has finished its own.
+    """
+
+    patience: int
 
 
 @runtime_checkable

@@ -66,6 +66,16 @@ class CauseId(enum.StrEnum):
     NOISY_BATCHES = "noisy-batches"
     LINEAR_STACK = "linear-stack"
     UNRELATED_LOSS = "unrelated-loss"
+    UNAVERAGED_GRADIENTS = "unaveraged-gradients"
+    CLIPPED_BEFORE_AVERAGE = "clipped-before-average"
+    SUMMED_OVER_RANKS = "summed-over-ranks"
+    DIFFERENT_REPLICAS = "different-replicas"
+    SHARED_BATCHES = "shared-batches"
+    BAD_DATA_ON_RANK = "bad-data-on-rank"
+    NAN_ON_RANK = "nan-on-rank"
+    DIFFERENT_RATES = "different-rates"
+    OWN_STATISTICS = "own-statistics"
+    EQUAL_SEEDS = "equal-seeds"
 
 
 @final
@@ -101,6 +111,11 @@ class Cause:
     source: str
     is_confirmed_by_rerun: bool = False
 
+
+DDP = (
+    "PyTorch, DistributedDataParallel, "
+    "https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html"
+)
 
 CAUSES: tuple[Cause, ...] = (
     Cause(
@@ -849,6 +864,113 @@ CAUSES: tuple[Cause, ...] = (
         ),
         remedies=("check_shapes",),
         source="Karpathy 2019, https://karpathy.github.io/2019/04/25/recipe/",
+    ),
+    Cause(
+        id=CauseId.UNAVERAGED_GRADIENTS,
+        name="gradients not averaged over the ranks",
+        leads={"unsynchronized-gradient": 12},
+        explains={"rank-divergence": 4},
+        excludes=frozenset({Condition.RANK_CLIPPED, Condition.RANK_FACTOR}),
+        because="The backward pass runs outside of the wrapper that averages, or in a no_sync() block to its end.",
+        confirm="Print the norm of a gradient on each rank before optimizer.step(): they must be equal.",
+        remedies=("average_gradients",),
+        source=DDP,
+    ),
+    Cause(
+        id=CauseId.CLIPPED_BEFORE_AVERAGE,
+        name="gradients clipped before the average over the ranks",
+        leads={"unsynchronized-gradient": 20},
+        requires=frozenset({Condition.RANK_CLIPPED}),
+        because="Each rank scales its own gradient, so the average has another direction and another norm.",
+        confirm="Print the norm of a gradient on each rank just before it is clipped: they must be equal.",
+        remedies=("clip_after_average",),
+        source=DDP,
+    ),
+    Cause(
+        id=CauseId.SUMMED_OVER_RANKS,
+        name="gradients not divided by the number of ranks, or divided twice",
+        leads={"unsynchronized-gradient": 20},
+        explains={"learning-rate-too-high": 3, "exploding-gradient": 2, "learning-rate-too-low": 3},
+        requires=frozenset({Condition.RANK_FACTOR}),
+        because="all_reduce adds the gradients up; the average needs one division by the number of ranks.",
+        confirm="Compare a gradient with the mean of the gradients of all ranks before the reduction.",
+        remedies=("divide_by_ranks",),
+        source=DDP,
+    ),
+    Cause(
+        id=CauseId.DIFFERENT_REPLICAS,
+        name="weights that differ between the ranks",
+        leads={"rank-divergence": 12},
+        because="Equal gradients keep weights equal only if they were equal at first, and nothing else changes them.",
+        confirm="Compare the norms of all weights between the ranks before the first step.",
+        remedies=("broadcast_weights",),
+        source="Li et al. 2020, https://arxiv.org/abs/2006.15704, sec. 3",
+    ),
+    Cause(
+        id=CauseId.SHARED_BATCHES,
+        name="ranks train on the same data",
+        leads={"rank-data": 12},
+        explains={"overfitting": 2},
+        because="Without a sampler that knows the rank, each rank reads the whole dataset.",
+        confirm="Print the first labels of a batch on each rank: they must differ.",
+        remedies=("split_data",),
+        source="PyTorch, DistributedSampler, https://pytorch.org/docs/stable/data.html",
+    ),
+    Cause(
+        id=CauseId.BAD_DATA_ON_RANK,
+        name="NaN or Inf in the data of one rank",
+        leads={"rank-non-finite": 20, "non-finite": 40},
+        explains={"exploding-gradient": 2, "gradient-spike": 2, "dead-layer": 2},
+        requires=frozenset({Condition.RANK_INPUTS_BAD}),
+        because="The average of the gradients carries the NaN of one rank to all ranks in the same step.",
+        confirm="Print torch.isfinite(batch).all() on that rank at that step.",
+        remedies=("clean_data",),
+        source=DDP,
+    ),
+    Cause(
+        id=CauseId.NAN_ON_RANK,
+        name="a formula that fails on the batch of one rank",
+        leads={"rank-non-finite": 10, "non-finite": 4},
+        explains={"exploding-gradient": 2, "gradient-spike": 2, "dead-layer": 2},
+        requires=frozenset({Condition.RANK_NAN}),
+        excludes=frozenset({Condition.RANK_INPUTS_BAD}),
+        because="The average of the gradients carries the NaN of one rank to all ranks in the same step.",
+        confirm="Pass record=True to gradwatch.watch on all ranks, and run the saved step of that rank again.",
+        remedies=("record_ranks",),
+        source=DDP,
+    ),
+    Cause(
+        id=CauseId.DIFFERENT_RATES,
+        name="learning rates that differ between the ranks",
+        leads={"rank-setting": 12},
+        explains={"rank-divergence": 6},
+        requires=frozenset({Condition.RANK_RATES}),
+        because="A scheduler reads the loss of its own rank, or runs on one rank only.",
+        confirm="Print the learning rate on each rank after each step of the scheduler.",
+        remedies=("same_rates",),
+        source="PyTorch, ReduceLROnPlateau, "
+        "https://pytorch.org/docs/stable/generated/torch.optim.lr_scheduler.ReduceLROnPlateau.html",
+    ),
+    Cause(
+        id=CauseId.OWN_STATISTICS,
+        name="running statistics of each rank's own",
+        leads={"rank-setting": 12},
+        explains={"train-eval-mismatch": 3},
+        requires=frozenset({Condition.RANK_BUFFERS}),
+        because="Each rank updates its buffers from its own batches, and only those of rank 0 are saved.",
+        confirm="Compare running_mean between the ranks when the forward pass begins.",
+        remedies=("sync_statistics",),
+        source="PyTorch, SyncBatchNorm, https://pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html",
+    ),
+    Cause(
+        id=CauseId.EQUAL_SEEDS,
+        name="equal random seeds on all ranks",
+        leads={"rank-setting": 12},
+        requires=frozenset({Condition.RANK_DRAWS}),
+        because="Equal seeds give equal dropout masks, so the noise of the ranks does not average out.",
+        confirm="Print torch.initial_seed() on each rank.",
+        remedies=("seed_by_rank",),
+        source="PyTorch, Reproducibility, https://pytorch.org/docs/stable/notes/randomness.html",
     ),
 )
 """All known causes. A kind that leads to no cause is reported as unexplained, with a hint what to check."""

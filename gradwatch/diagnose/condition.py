@@ -66,6 +66,27 @@ class Condition(enum.Enum):
     LATE = enum.auto()
     """The finding is after step 40."""
 
+    RANK_CLIPPED = enum.auto()
+    """Gradients that differ between the ranks were clipped."""
+
+    RANK_FACTOR = enum.auto()
+    """The gradients are a multiple of their average over the ranks."""
+
+    RANK_INPUTS_BAD = enum.auto()
+    """The inputs of one rank hold NaN or Inf."""
+
+    RANK_NAN = enum.auto()
+    """The loss of one rank became NaN or Inf while the losses of others were finite."""
+
+    RANK_RATES = enum.auto()
+    """The learning rates differ between the ranks."""
+
+    RANK_BUFFERS = enum.auto()
+    """The buffers differ between the ranks."""
+
+    RANK_DRAWS = enum.auto()
+    """Several ranks draw the same random numbers."""
+
     CALM = enum.auto()
     """The gradient norms of the 16 steps before the finding were within 10 times the usual norm."""
 

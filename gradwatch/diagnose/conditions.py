@@ -19,6 +19,7 @@ from gradwatch.events import (
     CONSTANT_SOFTMAX,
     HEADS,
     LOG_OF_SOFTMAX,
+    RANK_LOSS_NONFINITE,
     SINGULAR,
     SOFTMAX_OVER_BATCH,
     UNREGISTERED,
@@ -132,6 +133,11 @@ def _of_evidence(leading: Finding) -> dict[Condition, bool]:
         Condition.EMPTY_MEAN: evidence.get("loss.values") == 0,
         Condition.UPDATES_MISSING: evidence.get("update.ratio.largest") == 0,
         Condition.ZERO_LOSS: "loss.zero_steps" in evidence,
+        Condition.RANK_CLIPPED: "rank.clipped" in evidence,
+        Condition.RANK_FACTOR: "rank.factor" in evidence,
+        Condition.RANK_RATES: "rank.rate" in evidence,
+        Condition.RANK_BUFFERS: "rank.buffers" in evidence,
+        Condition.RANK_DRAWS: "rank.draws" in evidence,
         Condition.SHUT: all(abs(evidence.get(key, math.inf)) < SHUT_SIZE for key in ("act.mean", "act.std")),
     }
 
@@ -176,6 +182,10 @@ def _of_events(history: History, leading: Finding) -> dict[Condition, bool]:
         Condition.UNREGISTERED: UNREGISTERED.name in kinds,
         # `mode-` events name a module in the wrong mode
         Condition.STATISTICS_DIFFER: not any(kind.startswith("mode-") for kind in kinds),
+        Condition.RANK_NAN: RANK_LOSS_NONFINITE.name in kinds,
+        Condition.RANK_INPUTS_BAD: any(
+            event.values["inputs"] == 1 for event in history.events if event.kind == RANK_LOSS_NONFINITE.name
+        ),
         Condition.BAD_BATCH: BATCH_NONFINITE.name in kinds,
         Condition.GOOD_BATCH: BATCH_FINITE.name in kinds,
     }

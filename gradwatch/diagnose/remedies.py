@@ -246,6 +246,36 @@ KNOWN: dict[str, Build] = {
     "larger_batch": _either(
         "accumulate more micro-batches per step, or use larger ones, up to the gradient noise scale"
     ),
+    "average_gradients": _either(
+        "call the wrapped model, and leave no_sync() before the last micro-batch",
+        "loss = criterion(ddp_model(inputs), targets)  # not ddp_model.module",
+    ),
+    "clip_after_average": _either(
+        "clip after the average over the ranks",
+        "average_gradients(model)\ntorch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)",
+    ),
+    "divide_by_ranks": _either(
+        "divide the summed gradients by the number of ranks, once", "param.grad /= torch.distributed.get_world_size()"
+    ),
+    "broadcast_weights": _either(
+        "broadcast parameters and buffers from rank 0 before the first step, and load checkpoints on all ranks",
+        "for tensor in (*model.parameters(), *model.buffers()):\n    torch.distributed.broadcast(tensor.data, 0)",
+    ),
+    "split_data": _either(
+        "split the data over the ranks with a DistributedSampler, and call set_epoch before each epoch",
+        "sampler = DistributedSampler(dataset)\nloader = DataLoader(dataset, sampler=sampler)",
+    ),
+    "record_ranks": _either(
+        "guard the formula against the values of that batch; record=True on all ranks keeps the state of each step"
+    ),
+    "same_rates": _either("step the scheduler on all ranks, with a validation loss that is averaged over the ranks"),
+    "sync_statistics": _either(
+        "use SyncBatchNorm, or leave broadcast_buffers on",
+        "model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)",
+    ),
+    "seed_by_rank": _either(
+        "seed each rank differently, after the model is made", "torch.manual_seed(seed + torch.distributed.get_rank())"
+    ),
     "drop_activation": _either(
         "return logits from {where}: remove the softmax or sigmoid from forward, and apply it to the predictions only",
         own_code.output_code,

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from gradwatch.detect import detectors
@@ -24,13 +23,16 @@ from gradwatch.errors import FindingError, GradwatchError, is_users, shown_path
 from gradwatch.history.ending import Status
 from gradwatch.incident.step_snapshot import StepRecord, StepSnapshotter
 from gradwatch.monitor import Monitor, Schedule
+from gradwatch.monitor.ranks.directory import open_shared_run
+from gradwatch.monitor.ranks.reader import RankReader
 from gradwatch.monitor.readings.autocast_reader import PRECISION, AutocastReader
 from gradwatch.monitor.readings.hand_updates import hand_updates
-from gradwatch.monitor.setup.run_directory import OpenRun, open_run
+from gradwatch.monitor.setup.run_directory import OpenRun
 from gradwatch.monitor.wiring import build_monitor, inspect, probe_activations
 from gradwatch.paths import user_path
 from gradwatch.pipeline.pipeline import Pipeline
-from gradwatch.probe.device.dtensor import is_distributed
+from gradwatch.pipeline.ranks.comparison import RankComparison
+from gradwatch.probe.device.dtensor import is_distributed, shares_batches
 from gradwatch.render import Sink
 from gradwatch.render.own_loop.finding_handler import OnFinding, check_on_finding, make_sink
 
@@ -112,8 +114,8 @@ def watch(
         run: Run directory to write, for `gradwatch diagnose` and TensorBoard; None keeps the history in memory. If the
             directory contains a run, the next free name is used (`mine-2`, `mine-3`) and printed to stderr, unless
             `resume` or `overwrite` says otherwise.
-            `monitor.run_dir` is the directory in use. If torch.distributed is initialized, only rank 0 writes. All
-            other ranks keep their histories in memory, and their `run_dir` is None.
+            `monitor.run_dir` is the directory in use. If torch.distributed is initialized, rank 0 writes the run, and
+            rank `r` writes its own part to `ranks/r` in it. Rank 0 compares the parts, and reports what differs.
         scaler: The GradScaler of the loop, if there is one.
         accumulate: Micro-batches per optimizer step. `monitor.step` may be called for each of them.
         loss_fn: The loss function. Its name is recorded. For a module, the autograd graph of the loss is read even if
@@ -148,8 +150,8 @@ def watch(
     models = dict(model) if isinstance(model, Mapping) else {"": model}
     if is_sharded := any(is_distributed(param) for each in models.values() for param in each.parameters()):
         schedule = replace(schedule, budget=0.0)  # each process would thin by its own clock, at other steps
-    optimizers = [_bare(o) for o in ([optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer)]
-    optimizers = optimizers or hand_updates(models)
+    several = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
+    optimizers = [_bare(each) for each in several] or hand_updates(models)
     loss_scaling = scaler is not None and scaler.is_enabled()
     with contextlib.ExitStack() as on_error:
         activations = probe_activations(models) if schedule.activations else None
@@ -167,8 +169,8 @@ def watch(
             loss_fn=loss_fn,
         )
         # after `inspect`, which may raise: no empty directory is left then
-        opened = open_run(
-            user_path(run) if run and _is_first_rank() else None,
+        opened = open_shared_run(
+            run,
             replace(info, script=_script(), keeps_steps=bool(record) and not is_sharded),
             groups=sum(len(o.param_groups) for o in optimizers),
             resume=resume,
@@ -177,14 +179,12 @@ def watch(
         on_error.pop_all()
     if activations and opened.is_continued:
         activations.expect(opened.history.info.activations)
-    if on_finding == "print" and not _is_first_rank():
-        on_finding = None
-    sink, stop = make_sink(on_finding, opened.directory)
+    sink, stop = make_sink(None if on_finding == "print" and info.rank else on_finding, opened.directory)
     keeper = _keeper(record, opened.directory, models, optimizers=optimizers, scaler=scaler, is_sharded=is_sharded)
-    autocast = AutocastReader(functools.partial(_change_precision, opened))
+    pipeline = _pipeline(opened, detect, [sink] if sink else [], models=models)
     monitor = build_monitor(
         params,
-        _pipeline(opened, detect, [sink] if sink else []),
+        pipeline,
         models=models,
         optimizers=optimizers,
         activations=activations,
@@ -193,7 +193,10 @@ def watch(
         schedule=schedule,
         accumulate=accumulate,
         loss_fn=loss_fn,
-        attach=[functools.partial(autocast.attach, models), *([keeper.attach] if keeper else ())],
+        attach=[
+            functools.partial(AutocastReader(functools.partial(_change_precision, opened)).attach, models),
+            *(part.attach for part in (keeper, _rank_reader(opened, models, optimizers, pipeline)) if part),
+        ],
         keeper=keeper,
         stop=stop,
         run_dir=opened.directory,
@@ -227,11 +230,6 @@ def _close_monitors() -> None:
             print(f"gradwatch: {finding}", file=sys.stderr)  # noqa: T201
 
 
-def _is_first_rank() -> bool:
-    # a process without torch.distributed is the only one
-    return not (dist.is_available() and dist.is_initialized() and dist.get_rank())
-
-
 def _bare(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Return the inner optimizer of a wrapper, or the optimizer itself.
 
@@ -256,16 +254,39 @@ def _nothing(*_: object) -> None:
     return None
 
 
-def _pipeline(opened: OpenRun, detect: Mapping[str, Mapping[str, Any]] | None, sinks: Sequence[Sink]) -> Pipeline:
-    if opened.directory:
+def _pipeline(
+    opened: OpenRun,
+    detect: Mapping[str, Mapping[str, Any]] | None,
+    sinks: Sequence[Sink],
+    *,
+    models: Mapping[str, nn.Module],
+) -> Pipeline:
+    info, ranks = opened.history.info, None
+    if opened.directory and info.rank == 0:  # the parts of other ranks need neither charts nor a report
         sinks = [*_sinks(opened.directory, purge_step=opened.first_step), *sinks]
+        if info.world_size > 1:
+            has_own_batches = not shares_batches(models.values())
+            ranks = RankComparison(opened.directory, opened.history, has_own_batches=has_own_batches)
     return Pipeline(
         opened.history,
         detectors=detectors(detect),
         sinks=sinks,
         writer=opened.writer,
         first_step=opened.first_step,
+        ranks=ranks,
     )
+
+
+def _rank_reader(
+    opened: OpenRun,
+    models: Mapping[str, nn.Module],
+    optimizers: Sequence[torch.optim.Optimizer],
+    pipeline: Pipeline,
+) -> RankReader | None:
+    """Return the reader of what other ranks are compared by, or None without other ranks or files to compare."""
+    if not opened.directory or opened.history.info.world_size == 1:
+        return None
+    return RankReader(models, optimizers, pipeline.add_event, pipeline.attempts)
 
 
 def _keeper(

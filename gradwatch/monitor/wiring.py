@@ -21,6 +21,7 @@ from gradwatch.history.store import History
 from gradwatch.incident.step_snapshot import StepSnapshotter
 from gradwatch.monitor.budget import Schedule
 from gradwatch.monitor.monitor import Monitor
+from gradwatch.monitor.ranks.directory import rank_and_world_size
 from gradwatch.monitor.readings.hand_updates import HandUpdates
 from gradwatch.pipeline.pipeline import Pipeline
 from gradwatch.probe.activations.probe import ACTIVATIONS, ActivationProbe
@@ -68,6 +69,7 @@ def inspect(
     """Return the parameters to watch, and the description of the run."""
     params, layers = list_parameters(models, optimizers)  # first: it raises if a parameter has no shape yet
     _warn_of_closed_modules(models)
+    rank, world_size = rank_and_world_size()
     info = RunInfo(
         name=name,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -88,6 +90,8 @@ def inspect(
             "torch": torch.__version__,
         },
         models=tuple(models),
+        rank=rank,
+        world_size=world_size,
     )
     return list(params), info
 

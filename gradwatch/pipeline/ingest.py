@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol, final
 
@@ -11,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.attempts import DETECTOR, SINK, Attempts
-from gradwatch.detect import Detector, TriggeredDetector, WithdrawingDetector, due_T
+from gradwatch.detect import Detector, RankDetector, TriggeredDetector, WithdrawingDetector, due_T
 from gradwatch.diagnose.rank import diagnose
 from gradwatch.events import NOT_SHOWN, Observation
 from gradwatch.history.ending import Status
 from gradwatch.history.store import WINDOW, History, Rows
+from gradwatch.pipeline.ranks.comparison import RankComparison
 from gradwatch.records import Diagnosis, Event, Finding
 from gradwatch.render import Sink
 
@@ -23,6 +25,9 @@ MAX_UNSHOWN_STEPS = 4096
 """Maximum number of steps in flight at which sinks see every row. Above it, sinks see only the newest row."""
 MAX_UNWRITTEN_S = 1.0
 """Maximum time for which a recorded row stays unwritten while slow sinks show other rows."""
+MAX_END_S = 5.0
+"""Maximum time for which the end of a run waits for the last steps of the other ranks."""
+RANKS = "the comparison of ranks"
 OPTIONAL_METHODS = ("open", "withdraw")
 """Methods that sinks of other packages may lack."""
 
@@ -59,6 +64,7 @@ class Ingest:
         detectors: Detectors. Each runs at the steps of `due_T`, or at the steps that its triggers select.
         sinks: Sinks. Each sees every finding, and every step, or the multiples of its `every` if it has one.
         writer: Writes the history to disk, or None.
+        ranks: Compares the history with those of the other ranks of a distributed training, or None.
         warned: Names of the warnings that were given, shared with the training thread.
 
     Attributes:
@@ -75,8 +81,10 @@ class Ingest:
         sinks: Sequence[Sink] = (),
         writer: RunWriter | None = None,
         warned: set[str] | None = None,
+        ranks: RankComparison | None = None,
     ) -> None:
         self.history = history
+        self.ranks = ranks
         self.attempts = Attempts(self._report_left_out, warned=warned)
         self.writer = writer
         self.unhandled_findings: list[Finding] = []
@@ -104,6 +112,9 @@ class Ingest:
                 self.write()
             chunk = rows.part(first, last + 1)
             self.history.extend(chunk)
+            if self.ranks:
+                self.ranks.add(chunk)
+                self._compare_ranks(self.ranks.poll)
             num_left -= chunk.num_steps
             self._process(detectors, chunk.num_steps, num_in_flight=num_in_flight + num_left)
             first = last + 1
@@ -170,9 +181,22 @@ class Ingest:
     def add_event(self, event: Event) -> None:
         """Append an event to the history, and to the file on disk if there is a writer."""
         kept = self.history.add_event(event)
+        if self.ranks:
+            self.ranks.add_event(event)
         if kept and self.writer:
             self.write()
             self.writer.add_event(kept)
+
+    def end_comparison(self) -> None:
+        """Compare the last steps with those of the other ranks, and report what follows from them."""
+        if self.ranks and self.history.step >= 0:
+            self._compare_ranks(functools.partial(self.ranks.wait, MAX_END_S))
+            ending = [d for d in self._detectors if isinstance(d, RankDetector)]
+            self._process(ending, 0, num_in_flight=0)
+
+    def _compare_ranks(self, compare: Callable[[], list[Event]]) -> None:
+        for event in self.attempts.run(RANKS, compare) or ():
+            self.add_event(event)
 
     def end_sinks(self) -> tuple[Diagnosis, ...]:
         """Diagnose the run, close every sink once, and return the diagnoses."""

@@ -14,6 +14,7 @@ from gradwatch.events import Observation
 from gradwatch.history.ending import Ending, Status
 from gradwatch.history.store import Floats, Histograms, History, Rows, concatenate
 from gradwatch.pipeline.ingest import MAX_UNSHOWN_STEPS, Ingest, RunWriter
+from gradwatch.pipeline.ranks.comparison import RankComparison
 from gradwatch.pipeline.worker import Worker
 from gradwatch.records import Diagnosis, Event, Finding
 from gradwatch.render import Sink
@@ -48,9 +49,10 @@ class Pipeline:
         sinks: Sequence[Sink] = (),
         writer: RunWriter | None = None,
         first_step: int = 0,
+        ranks: RankComparison | None = None,
     ) -> None:
         warned: set[str] = set()
-        self._ingest = Ingest(history, detectors=detectors, sinks=sinks, writer=writer, warned=warned)
+        self._ingest = Ingest(history, detectors=detectors, sinks=sinks, writer=writer, ranks=ranks, warned=warned)
         self.attempts = Attempts(self._report_left_out, warned=warned)
         self.row_source: Callable[[], Rows | None] = lambda: None
         self.unhandled_findings: list[Finding] = self._ingest.unhandled_findings
@@ -142,6 +144,7 @@ class Pipeline:
         try:
             self.attempts.end()
             self.finish()
+            self._ingest.end_comparison()
         finally:  # a live view must restore the screen even if the last rows failed
             diagnoses = self._ingest.end_sinks()
         return diagnoses

@@ -31,6 +31,20 @@ UNTESTED = {
     "bound_divisor": "changes the loss function of a loop, which no setting can",
     "keep_rate": "changes the code of a module, which no setting can",
     "subtract_entropy": "changes the loss function of a loop, which no setting can",
+    **dict.fromkeys(
+        (
+            "average_gradients",
+            "clip_after_average",
+            "divide_by_ranks",
+            "broadcast_weights",
+            "split_data",
+            "record_ranks",
+            "same_rates",
+            "sync_statistics",
+            "seed_by_rank",
+        ),
+        "changes a loop on several ranks: tests/end_to_end/watch/test_rank_faults.py trains with and without it",
+    ),
     "larger_batch": "a lower noise takes longer to show than the tests may take",
 }
 """Remedies without a planted fault, each with the reason."""

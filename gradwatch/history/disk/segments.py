@@ -213,6 +213,22 @@ def read(folder: Path, layout: Layout) -> tuple[list[NDArray[np.void]], list[str
     return parts, problems
 
 
+def read_since(folder: Path, layout: Layout, step: int) -> list[NDArray[np.void]]:
+    """Return the records after a step, by segment. Files that cannot be read, or are damaged, have no records."""
+    parts: list[NDArray[np.void]] = []
+    for index, path in sorted(_segments(folder, layout.segment_length).items()):
+        if (index + 1) * layout.segment_length <= step + 1:  # all of its steps are older
+            continue
+        try:
+            data = path.read_bytes()
+        except OSError:
+            continue
+        records_T = np.frombuffer(data, layout.record, count=len(data) // layout.record.itemsize)
+        is_valid_T = _is_in_order(records_T["step"], index, layout.segment_length)
+        parts.append(records_T[is_valid_T & (records_T["step"] > step)])
+    return parts
+
+
 def fill(table: Table, parts: list[NDArray[np.void]], *, name: str, layout: Layout) -> None:
     """Fill an empty table with records. Statistics that the records lack become nan.
 

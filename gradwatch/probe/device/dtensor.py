@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,15 @@ def gathers(module: torch.nn.Module) -> bool:
     """
     fsdp = sys.modules.get("torch.distributed.fsdp")  # no module uses FSDP if this was not imported
     return fsdp is not None and isinstance(module, (fsdp.FSDPModule, fsdp.FullyShardedDataParallel))
+
+
+def shares_batches(models: Iterable[torch.nn.Module]) -> bool:
+    """Return whether ranks may train on one batch together, as in tensor parallelism: FSDP alone gives each its own."""
+    modules = [module for model in models for module in model.modules()]
+    sharded: list[Any] = [param for module in modules for param in module.parameters(recurse=False)]
+    # FSDP shards a parameter over one dimension of the mesh, and copies it over the others
+    dims = [sum(p.is_shard() for p in param.placements) for param in sharded if is_distributed(param)]
+    return bool(dims) and (max(dims) > 1 or not any(gathers(module) for module in modules))
 
 
 def has_values(tensor: torch.Tensor) -> bool:

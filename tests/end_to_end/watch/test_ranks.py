@@ -51,7 +51,7 @@ def test_a_sharded_training_is_watched_by_every_process(kind, tmp_path):
 def test_of_two_processes_one_writes_the_run_directory(tmp_path):
     said, errors = train(tmp_path, "ddp-run")
 
-    assert [each["run_dir"] for each in said] == [str(tmp_path / "run"), "None"]
+    assert [each["run_dir"] for each in said] == [str(tmp_path / "run"), str(tmp_path / "run/ranks/1")]
     assert [path.name for path in tmp_path.glob("run*")] == ["run"]
     assert [error.count("problems found in 100 steps") for error in errors] == [1, 0], errors
     assert "Traceback" not in "".join(errors)
@@ -64,6 +64,6 @@ def test_of_two_processes_one_writes_the_run_directory(tmp_path):
 def test_an_incident_of_a_sharded_model_is_not_recorded(tmp_path):
     said, errors = train(tmp_path, "fsdp-run")
 
-    assert [each["run_dir"] for each in said] == [str(tmp_path / "run"), "None"]
+    assert [each["run_dir"] for each in said] == [str(tmp_path / "run"), str(tmp_path / "run/ranks/1")]
     assert "no incident is recorded of a model whose parameters are spread over processes" in errors[0]
     np.testing.assert_array_equal(said[0]["grad_L"], said[1]["grad_L"])

@@ -1,0 +1,1 @@
+"""Detectors of differences between the ranks of a distributed training."""

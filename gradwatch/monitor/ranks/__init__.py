@@ -1,0 +1,1 @@
+"""Take part in a distributed training: one run directory, and readings that only a comparison of ranks needs."""

@@ -1,0 +1,150 @@
+"""Compare the states that the ranks of a training have read at a few equal steps."""
+
+# R = ranks
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwatch.events import RANK_BUFFERS_DIFFER, RANK_DRAWS_EQUAL, RANK_FACTOR, RANK_WEIGHTS_AGREE, EventKind
+from gradwatch.history.store import Floats
+from gradwatch.records import Event
+
+DENSE_STEPS = 5
+"""The first steps, all of which are read. Later ones are read at the powers of two, about 20 in a run."""
+TOLERANCE = 1e-4
+"""Relative difference of two equal norms. Another order of summation changes a norm by 1e-6 or less, and gradients of
+other batches differ by 1e-2 or more."""
+WEIGHT_TOLERANCE = 2e-6
+"""Relative difference of two norms of equal weights: a few roundings of a float32. Replicas have equal bits."""
+FACTOR_TOLERANCE = 0.02
+"""Relative deviation of a factor: averaging in bfloat16 rounds by 0.4 %."""
+REPEATS = 2
+"""Successive states that must show a difference: the first buffers may be those before a broadcast."""
+
+
+def is_due(step: int) -> bool:
+    """Return whether the ranks read their states at a step."""
+    return step < DENSE_STEPS or step.bit_count() == 1
+
+
+@final
+class StateComparison:
+    """Compares the states of the ranks, as their events `rank-state` record them.
+
+    Args:
+        world_size: Number of ranks.
+        has_scale: Whether a GradScaler scales the loss, so that local gradients have an unknown scale.
+        has_own_batches: Whether each rank has batches, and so random numbers, of its own.
+
+    Attributes:
+        clip_factors: Norm of the gradients after clipping / before clipping, by step.
+        is_apart: Whether the gradients differ between the ranks. Weights that agree are then an event.
+    """
+
+    def __init__(self, world_size: int, *, has_scale: bool, has_own_batches: bool) -> None:
+        self.clip_factors: dict[int, float] = {}
+        self.is_apart = False
+        self._world_size, self._has_scale, self._has_own_batches = world_size, has_scale, has_own_batches
+        self._states: dict[int, dict[int, Mapping[str, float]]] = {}
+        self._compared = -1
+        self._since: dict[str, list[int]] = {}
+        self._emitted: set[str] = set()
+
+    @property
+    def next_step(self) -> int | None:
+        """The oldest step of rank 0 that is not compared yet, or None."""
+        return min((step for step, of_rank in self._states.items() if 0 in of_rank), default=None)
+
+    def add(self, rank: int, event: Event) -> None:
+        """Add the state of a rank."""
+        if event.step > self._compared:
+            self._states.setdefault(event.step, {})[rank] = event.values
+
+    def compare(self, present: Mapping[int, bool]) -> Iterator[Event]:
+        """Yield the events of the steps that all ranks have read.
+
+        Args:
+            present: Whether each rank has reached `next_step`.
+        """
+        for step in sorted(self._states):
+            known = self._states[step]
+            if 0 not in known or not all(rank in known for rank in present):
+                if all(present.values()) and step == self.next_step:
+                    del self._states[step]  # a rank has passed it without a reading
+                    continue
+                return
+            self._compared = step
+            del self._states[step]
+            ranks = sorted(present)
+            yield from self._compare_step(step, ranks, [known[rank] for rank in ranks])
+
+    def _compare_step(self, step: int, ranks: list[int], states: list[Mapping[str, float]]) -> Iterator[Event]:
+        column = {
+            name: np.array([state.get(name, math.nan) for state in states])
+            for name in ("weights", "buffers", "random", "local", "reduced", "product")
+        }
+        if self.is_apart and not find_differing(column["weights"], WEIGHT_TOLERANCE).any():
+            yield RANK_WEIGHTS_AGREE.emit(step=step)
+        odd = np.flatnonzero(find_differing(column["buffers"]))
+        rank = ranks[odd[0]] if len(odd) == 1 else -1
+        yield from self._emit(RANK_BUFFERS_DIFFER, step, {"rank": rank} if len(odd) else None)
+        pair = equal_pair(column["random"]) if self._has_own_batches else None
+        values = {"rank": ranks[pair[0]], "other": ranks[pair[1]]} if pair else None
+        yield from self._emit(RANK_DRAWS_EQUAL, step, values)
+        factor = self._factor(step, column) if len(ranks) == self._world_size else None
+        yield from self._emit(RANK_FACTOR, step, factor)
+
+    def _factor(self, step: int, column: Mapping[str, Floats]) -> dict[str, float] | None:
+        """Return the ratio of the gradients to their average, if it is the number of ranks or its inverse."""
+        # <average of the local gradients, G> = |G|^2 / k for gradients G that are k times the average
+        product, clipped = float(column["product"].mean()), self.clip_factors.get(step, 1.0)
+        if self._has_scale or not product > 0 or not clipped > 0:
+            return None
+        factor = float(column["reduced"][0]) / (product * clipped)
+        for expected in (self._world_size, 1 / self._world_size):
+            if abs(factor / expected - 1) < FACTOR_TOLERANCE:
+                return {"factor": expected, "ranks": self._world_size}
+        return None
+
+    def _emit(self, kind: EventKind, step: int, values: Mapping[str, float] | None) -> Iterator[Event]:
+        """Yield the event, once, after successive states have shown the difference."""
+        since = self._since.setdefault(kind.name, [])
+        if values is None:
+            since.clear()
+            return
+        since.append(step)
+        if len(since) == REPEATS and kind.name not in self._emitted:
+            self._emitted.add(kind.name)
+            yield kind.emit(step=since[0], values=values)
+
+
+def find_differing(values_R: Floats, tolerance: float = TOLERANCE) -> NDArray[np.bool_]:
+    """Return which values differ from those of most ranks; of two ranks, from those of rank 0.
+
+    Args:
+        values_R: The values, with a row per rank and any further axes.
+        tolerance: Relative difference of two equal values.
+    """
+    if len(values_R) == 2:
+        usual = values_R[0]
+    else:  # the median of the values that are not nan, which sort last
+        middle = np.maximum((~np.isnan(values_R)).sum(0) - 1, 0) // 2
+        usual = np.take_along_axis(np.sort(values_R, axis=0), middle[None], axis=0)[0]
+    with np.errstate(all="ignore"):
+        is_near = np.abs(values_R - usual) <= tolerance * np.maximum(np.abs(values_R), np.abs(usual))
+    return np.asarray(~is_near & ~(np.isnan(values_R) & np.isnan(usual)))
+
+
+def equal_pair(values_R: Floats) -> tuple[int, int] | None:
+    """Return the indices of the first two equal values that are not nan, or None."""
+    first: dict[float, int] = {}
+    for i, value in enumerate(values_R.tolist()):
+        if value == value and (before := first.setdefault(value, i)) != i:
+            return before, i
+    return None

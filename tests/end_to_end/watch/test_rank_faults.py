@@ -1,0 +1,89 @@
+"""Two processes train many small models: each planted fault between ranks is named, and healthy loops stay quiet."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gradwatch
+from gradwatch.diagnose.rank import diagnose
+from gradwatch.records import Severity
+
+WORKER = Path(__file__).parents[2] / "rank_faults_worker.py"
+
+FAULTS = {
+    "Summed": ("unsynchronized-gradient", None, (0, 0), "summed-over-ranks"),
+    "DividedTwice": ("unsynchronized-gradient", None, (0, 0), "summed-over-ranks"),
+    "ClipBefore": ("unsynchronized-gradient", None, (0, 0), "clipped-before-average"),
+    "NeverBroadcast": ("rank-divergence", None, (0, 0), "different-replicas"),
+    "Unsynchronized": ("unsynchronized-gradient", None, (20, 20), "unaveraged-gradients"),
+    "Unwrapped": ("unsynchronized-gradient", None, (0, 0), "unaveraged-gradients"),
+    "LeftOut": ("unsynchronized-gradient", "2.weight", (0, 0), "unaveraged-gradients"),
+    "ChangedLate": ("rank-divergence", "2.weight", (21, 30), "different-replicas"),
+    "SameData": ("rank-data", None, (0, 0), "shared-batches"),
+    "Overlapping": ("rank-data", None, (10, 20), "shared-batches"),
+    "BadSample": ("rank-non-finite", None, (20, 20), "bad-data-on-rank"),
+    "OwnRate": ("rank-setting", None, (21, 21), "different-rates"),
+    "SameDropout": ("rank-setting", None, (0, 0), "equal-seeds"),
+    "OwnStatistics": ("rank-setting", None, (1, 2), "own-statistics"),
+}
+"""By name of the case: kind, layer, first and last right onset, and cause."""
+
+RANKS = {"BadSample": 1, "OwnRate": 1}
+
+HEALTHY = (
+    "Training",
+    "ByHand",
+    "ClipAfter",
+    "Accumulating",
+    "Dropout",
+    "BatchNorm",
+    "LocalSteps",
+    "OwnAverage",
+    "Uneven",
+    "Pipeline",
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen([sys.executable, str(WORKER), str(rank), str(folder)], env=environment) for rank in (0, 1)
+    ]
+    assert [process.wait(250) for process in processes] == [0, 0]
+    return folder
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_between_ranks_is_found_with_its_onset_and_cause(name, folder):
+    kind, layer, (first, last), cause = FAULTS[name]
+    run = gradwatch.load_run(folder / name)
+    leading = diagnose(run.history)[0]
+
+    assert leading.cause_id == cause
+    finding = next(f for f in leading.findings if f.kind == kind)
+    assert finding.layer == layer
+    assert first <= finding.since <= last
+    if name in RANKS:
+        assert {q.key: q.value for q in finding.evidence}["rank"] == RANKS[name]
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_loop_on_two_ranks_raises_no_alarm(name, folder):
+    run = gradwatch.load_run(folder / name)
+
+    assert run.step >= 37
+    assert [str(f) for f in run.findings if f.severity > Severity.INFO] == []
+
+
+def test_each_rank_keeps_its_own_part(folder):
+    whole, part = (gradwatch.load_run(folder / "Training" / name) for name in (".", "ranks/1"))
+
+    assert (whole.info.rank, part.info.rank, part.info.world_size) == (0, 1, 2)
+    assert part["loss"].tolist() != whole["loss"].tolist()
+    assert part["grad.l2"].tolist() == whole["grad.l2"].tolist()  # after the average
+    assert not (folder / "Training" / "ranks" / "1" / "report.html").exists()

@@ -1,0 +1,299 @@
+"""One of two processes that train many small models in turn: with a planted fault between ranks, or healthy."""
+
+import contextlib
+import faulthandler
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+import gradwatch
+
+STEPS = 48
+LATE = 20
+TEACHER = torch.randn(10, 4, generator=torch.Generator().manual_seed(5))
+
+
+def make_model(*extra, seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(10, 24), *extra, nn.ReLU(), nn.Linear(24, 24), nn.ReLU(), nn.Linear(24, 4))
+
+
+def draw(generator, n=16):
+    x = torch.randn(n, 10, generator=generator)
+    return x, (x @ TEACHER).argmax(-1)
+
+
+def average(model, divisor=None):
+    for p in model.parameters():
+        if p.grad is not None:
+            dist.all_reduce(p.grad)
+            p.grad /= dist.get_world_size() if divisor is None else divisor
+
+
+def broadcast(model):
+    for p in model.parameters():
+        dist.broadcast(p.data, 0)
+    return model
+
+
+class Training:
+    """A healthy training under DistributedDataParallel. Each case changes a part of it."""
+
+    steps = STEPS
+
+    def __init__(self, rank):
+        self.rank = rank
+        self.model = self.make()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
+        self.data = torch.Generator().manual_seed(100 + rank)
+        torch.manual_seed(500 + rank)  # draws differ between the ranks
+
+    def make(self):
+        return DistributedDataParallel(make_model())
+
+    def batch(self, step):
+        return draw(self.data)
+
+    def backward(self, x, y, step):
+        self.optimizer.zero_grad()
+        loss = cross_entropy(self.model(x), y)
+        loss.backward()
+        return loss
+
+    def after(self, step):
+        pass
+
+    def run(self, folder):
+        with gradwatch.watch(self.model, self.optimizer, run=folder, on_finding=None) as monitor:
+            for step in range(self.steps):
+                x, y = self.batch(step)
+                loss = self.backward(x, y, step)
+                self.optimizer.step()
+                monitor.step(loss, batch=x)
+                self.after(step)
+
+
+class ByHand(Training):
+    """The gradients are averaged by the loop."""
+
+    divisor = None
+
+    def make(self):
+        return broadcast(make_model())
+
+    def backward(self, x, y, step):
+        loss = super().backward(x, y, step)
+        average(self.model, self.divisor)
+        return loss
+
+
+class ClipAfter(ByHand):
+    def backward(self, x, y, step):
+        loss = super().backward(x, y, step)
+        nn.utils.clip_grad_norm_(self.model.parameters(), 0.1)
+        return loss
+
+
+class ClipBefore(ByHand):
+    def backward(self, x, y, step):
+        loss = Training.backward(self, x, y, step)
+        nn.utils.clip_grad_norm_(self.model.parameters(), 0.1)
+        average(self.model)
+        return loss
+
+
+class Summed(ByHand):
+    divisor = 1
+
+
+class DividedTwice(ByHand):
+    divisor = 4
+
+
+class NeverBroadcast(ByHand):
+    def make(self):
+        return make_model(seed=self.rank)
+
+
+class Accumulating(Training):
+    def backward(self, x, y, step):
+        self.optimizer.zero_grad()
+        for part in range(2):
+            rows = slice(8 * part, 8 * part + 8)
+            with self.model.no_sync() if part == 0 else contextlib.nullcontext():
+                loss = cross_entropy(self.model(x[rows]), y[rows])
+                (loss / 2).backward()
+        return loss
+
+
+class Unsynchronized(Accumulating):
+    """From step `LATE` on, no micro-batch averages the gradients."""
+
+    def backward(self, x, y, step):
+        if step < LATE:
+            return super().backward(x, y, step)
+        with self.model.no_sync():
+            return Training.backward(self, x, y, step)
+
+
+class Unwrapped(Training):
+    def backward(self, x, y, step):
+        self.optimizer.zero_grad()
+        loss = cross_entropy(self.model.module(x), y)
+        loss.backward()
+        return loss
+
+
+class LeftOut(Training):
+    """One parameter is left out of the average."""
+
+    def make(self):
+        model = make_model()
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["2.weight"])
+        return DistributedDataParallel(model)
+
+
+class ChangedLate(Training):
+    """The weights of a layer are changed on one rank only, as by a checkpoint that one rank loads."""
+
+    def after(self, step):
+        if step == LATE and self.rank == 1:
+            with torch.no_grad():
+                self.model.module[2].weight.mul_(1.1)
+
+
+class SameData(Training):
+    def __init__(self, rank):
+        super().__init__(rank)
+        self.data.manual_seed(100)
+
+
+class Overlapping(Training):
+    """Rank 1 trails rank 0 by 10 batches of one stream."""
+
+    def __init__(self, rank):
+        super().__init__(rank)
+        self.stream = draw(torch.Generator().manual_seed(1), 16 * (STEPS + 10))
+
+    def batch(self, step):
+        rows = slice(16 * (step + 10 * (1 - self.rank)), 16 * (step + 10 * (1 - self.rank)) + 16)
+        return self.stream[0][rows], self.stream[1][rows]
+
+
+class BadSample(Training):
+    def batch(self, step):
+        x, y = super().batch(step)
+        if step == LATE and self.rank == 1:
+            x[3, 4] = float("nan")
+        return x, y
+
+
+class OwnRate(Training):
+    def after(self, step):
+        if step == LATE and self.rank == 1:
+            self.optimizer.param_groups[0]["lr"] *= 0.1
+
+
+class SameDropout(Training):
+    def __init__(self, rank):
+        super().__init__(rank)
+        torch.manual_seed(500)
+
+    def make(self):
+        return DistributedDataParallel(make_model(nn.Dropout(0.3)))
+
+
+class Dropout(Training):
+    def make(self):
+        return DistributedDataParallel(make_model(nn.Dropout(0.3)))
+
+
+class OwnStatistics(Training):
+    def make(self):
+        return DistributedDataParallel(make_model(nn.BatchNorm1d(24)), broadcast_buffers=False)
+
+
+class BatchNorm(Training):
+    def make(self):
+        return DistributedDataParallel(make_model(nn.BatchNorm1d(24)))
+
+
+class LocalSteps(ByHand):
+    """Each rank trains alone, and the weights are averaged every 8 steps."""
+
+    def backward(self, x, y, step):
+        return Training.backward(self, x, y, step)
+
+    def after(self, step):
+        if step % 8 == 7:
+            for p in self.model.parameters():
+                dist.all_reduce(p.data)
+                p.data /= dist.get_world_size()
+
+
+class OwnAverage(ByHand):
+    """The optimizer averages the gradients in its step, after all hooks."""
+
+    def __init__(self, rank):
+        super().__init__(rank)
+        step, model = self.optimizer.step, self.model
+
+        class Averaging(torch.optim.SGD):
+            @torch.no_grad()
+            def step(self, closure=None):
+                average(model)
+                return super().step(closure)
+
+        del step
+        self.optimizer = Averaging(self.model.parameters(), lr=0.05)
+
+    def backward(self, x, y, step):
+        return Training.backward(self, x, y, step)
+
+
+class Uneven(Training):
+    @property
+    def steps(self):
+        return STEPS - 10 * (1 - self.rank)
+
+    def run(self, folder):
+        with self.model.join():
+            super().run(folder)
+
+
+class Pipeline(Training):
+    """Each rank has a model of its own."""
+
+    def make(self):
+        return make_model(*([nn.Tanh()] * self.rank))
+
+
+FAULTS = [
+    Summed, DividedTwice, ClipBefore, NeverBroadcast, Unsynchronized, Unwrapped, LeftOut, ChangedLate, SameData,
+    Overlapping, BadSample, OwnRate, SameDropout, OwnStatistics,
+]  # fmt: skip
+HEALTHY = [
+    Training, ByHand, ClipAfter, Accumulating, Dropout, BatchNorm, LocalSteps, OwnAverage, Uneven, Pipeline,
+]  # fmt: skip
+
+
+def main(rank, folder, names):
+    faulthandler.enable()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    for case in [*FAULTS, *HEALTHY]:
+        if not names or case.__name__ in names:
+            case(rank).run(folder / case.__name__)
+            dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
+    os._exit(0)  # see ranks_worker
