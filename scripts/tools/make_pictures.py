@@ -23,7 +23,6 @@ from gradwatch.pipeline.redetect import redetect
 from gradwatch.render.common.layers import matrices
 from gradwatch.render.common.sparkline import UNICODE
 from gradwatch.render.report.sink import write_report
-from gradwatch.render.terminal.diagnosis import print_diagnosis
 from gradwatch.render.terminal.live_view import panel
 from gradwatch.render.terminal.summary import print_summary
 from gradwatch.replay.locate_in_run import locate_in_run
@@ -116,7 +115,7 @@ def main() -> None:
     draw_live(vanishing, step=40)
     photograph_report(vanishing)
     console = recorder()
-    print_diagnosis(console, ill, diagnose(ill))
+    print_summary(console, ill, diagnose(ill), run_dir=Path("runs") / ill.info.name)
     console.save_svg(str(PICTURES / "diagnose.svg"), title=f"gradwatch diagnose runs/{ill.info.name}")
     console = recorder()
     print_summary(console, healthy, diagnose(healthy), run_dir=Path("runs") / healthy.info.name)

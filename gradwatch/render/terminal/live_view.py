@@ -31,6 +31,8 @@ CELL = 4
 """Maximum columns of a layer in the strip."""
 ROOMY = 100
 """Minimum columns of a terminal in which the legend of the strip explains its scale."""
+SPIKE = 100.0
+"""Largest loss, in units of the median, above which the loss is drawn on a log scale."""
 NEWEST = 3
 """Number of newest findings to show."""
 DATE = re.compile(r"-\d{8}-\d{6}")  # default names of runs end with date and time
@@ -90,13 +92,21 @@ def _label(name: str) -> Text:
 def _loss(history: History, trend: int, signs: Glyphs) -> Text:
     loss = newest(history, "loss")
     text = _label("loss").append(f" {units.value(loss):<9}", _alarm(loss))
-    text.append(sparkline(broken(history["loss"]), width=trend, signs=signs))
+    loss_T = history["loss"]
+    text.append(sparkline(broken(loss_T), width=trend, signs=signs, log=_is_spiky(loss_T)))
     step, accuracy = history.latest_validation("val_accuracy")
     val_step, val_loss = history.latest_validation("val_loss")
     if max(step, val_step) >= 0:
         run_stats = [f"{val_loss:.3g}"] * (val_step >= 0) + [units.percent(accuracy)] * (step >= 0)
         text.append(f"  validation {', '.join(run_stats)}")
     return text
+
+
+def _is_spiky(loss_T: Floats) -> bool:
+    """Return whether a spike would flatten the rest of the losses on a linear scale."""
+    finite_T = loss_T[np.isfinite(loss_T)]
+    # a loss that may be negative has no logarithm
+    return bool(finite_T.size and finite_T.min() > 0 and finite_T.max() > SPIKE * np.median(finite_T))
 
 
 def _gradients(history: History, trend: int, signs: Glyphs) -> Text:

@@ -126,3 +126,14 @@ def test_clipping_is_told_where_it_happens():
     newest_row(history.run)[history.run.statistics.index("grad_norm.after_clip")] = 0.05
 
     assert "clipped to 0.0500" in panel(history, matrices(history.info.layers), width=80, signs=UNICODE).plain
+
+
+def test_one_spike_of_the_loss_does_not_flatten_the_rest():
+    made = Synthetic(layers=2, steps=60)
+    made.loss_T[40] = 100 * made.loss_T.max()
+
+    loss = panel(made.history(), (), width=120, signs=UNICODE).plain.split("\n")[1]
+
+    (bars,) = re.findall(r"[▁-█]{12,}", loss)
+    assert bars.count("█") == 1
+    assert len(set(bars)) > 2, "on a linear scale, all other steps are at the lowest level"
