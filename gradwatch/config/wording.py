@@ -42,7 +42,10 @@ def show(value: Any) -> str:
     if isinstance(value, str):
         shown = repr(value)
     else:
-        dumped = yaml.safe_dump(value, default_flow_style=True, width=float("inf"), sort_keys=False)
+        try:
+            dumped = yaml.safe_dump(value, default_flow_style=True, width=float("inf"), sort_keys=False)
+        except yaml.YAMLError:  # a value of a Python call that YAML does not have, such as an array
+            dumped = f"an object of type {type(value).__name__}"
         shown = dumped.removesuffix("\n").removesuffix("\n...")  # PyYAML ends a single scalar with `...`
     return shown if len(shown) <= _MAX_VALUE_CHARS else shown[: _MAX_VALUE_CHARS - 3] + "..."
 

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from gradwatch.detect import detectors
-from gradwatch.errors import FindingError, GradwatchError, is_users, shown_path
+from gradwatch.errors import FindingError, is_users, shown_path
 from gradwatch.history.ending import Status
 from gradwatch.incident.step_snapshot import StepRecord, StepSnapshotter
 from gradwatch.monitor import Monitor, Schedule
@@ -27,14 +27,15 @@ from gradwatch.monitor.ranks.directory import open_shared_run
 from gradwatch.monitor.ranks.reader import RankReader
 from gradwatch.monitor.readings.autocast_reader import PRECISION, AutocastReader
 from gradwatch.monitor.readings.hand_updates import hand_updates
+from gradwatch.monitor.setup.arguments import check_arguments
 from gradwatch.monitor.setup.run_directory import OpenRun
 from gradwatch.monitor.wiring import build_monitor, inspect, probe_activations
 from gradwatch.paths import user_path
 from gradwatch.pipeline.pipeline import Pipeline
 from gradwatch.pipeline.ranks.comparison import RankComparison
-from gradwatch.probe.device.dtensor import is_distributed, shares_batches
+from gradwatch.probe.device.dtensor import shares_batches
 from gradwatch.render import Sink
-from gradwatch.render.own_loop.finding_handler import OnFinding, check_on_finding, make_sink
+from gradwatch.render.own_loop.finding_handler import OnFinding, make_sink
 
 _open_monitors: weakref.WeakSet[Monitor] = weakref.WeakSet()
 """Monitors to close at exit. Weak: the hooks of a model keep its monitor alive exactly as long as the model."""
@@ -110,7 +111,8 @@ def watch(
     Args:
         model: The model, or several models by name (the generator and the discriminator of a GAN).
         optimizer: The optimizer of the model, or several; an empty list if the loop moves the weights by hand. If it is
-            a wrapper, such as the optimizer of Accelerate, the inner optimizer is watched.
+            a wrapper, such as the optimizer of Accelerate, the inner optimizer is watched. An optimizer without
+            parameters is an error. Optimizers that hold none of the model's parameters give a warning.
         run: Run directory to write, for `gradwatch diagnose` and TensorBoard; None keeps the history in memory. If the
             directory contains a run, the next free name is used (`mine-2`, `mine-3`) and printed to stderr, unless
             `resume` or `overwrite` says otherwise.
@@ -140,18 +142,15 @@ def watch(
         A monitor. Use it in a `with` statement or call `close()`; otherwise it is closed when Python exits.
 
     Raises:
-        GradwatchError: The run directory cannot be created; a parameter has no shape yet; an optimizer takes no hooks;
-            or `on_finding` is not one of its values.
+        GradwatchError: Arguments are wrong (all mistakes at once); a parameter has no shape yet; or the run directory
+            cannot be created, continued or replaced.
     """
     calls.add()
-    if record and run is None:
-        raise GradwatchError("record: incidents are written into a run directory, and there is none; give run=...")
-    check_on_finding(on_finding)
-    models = dict(model) if isinstance(model, Mapping) else {"": model}
-    if is_sharded := any(is_distributed(param) for each in models.values() for param in each.parameters()):
+    given = check_arguments(**locals())
+    models = given.models
+    if given.is_sharded:
         schedule = replace(schedule, budget=0.0)  # each process would thin by its own clock, at other steps
-    several = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
-    optimizers = [_bare(each) for each in several] or hand_updates(models)
+    optimizers = given.optimizers or hand_updates(models)
     loss_scaling = scaler is not None and scaler.is_enabled()
     with contextlib.ExitStack() as on_error:
         activations = probe_activations(models) if schedule.activations else None
@@ -164,24 +163,26 @@ def watch(
             name=user_path(run).name if run else "watch",
             precision="fp16" if loss_scaling else _format(models),
             loss_scaling=loss_scaling,
-            accumulate=accumulate,
-            total_steps=total_steps,
+            accumulate=given.accumulate,
+            total_steps=given.total_steps,
             loss_fn=loss_fn,
         )
         # after `inspect`, which may raise: no empty directory is left then
         opened = open_shared_run(
             run,
-            replace(info, script=_script(), keeps_steps=bool(record) and not is_sharded),
+            replace(info, script=_script(), keeps_steps=bool(record) and not given.is_sharded),
             groups=sum(len(o.param_groups) for o in optimizers),
-            resume=resume,
+            resume=given.resume,
             overwrite=overwrite,
         )
         on_error.pop_all()
     if activations and opened.is_continued:
         activations.expect(opened.history.info.activations)
     sink, stop = make_sink(None if on_finding == "print" and info.rank else on_finding, opened.directory)
-    keeper = _keeper(record, opened.directory, models, optimizers=optimizers, scaler=scaler, is_sharded=is_sharded)
-    pipeline = _pipeline(opened, detect, [sink] if sink else [], models=models)
+    keeper = _keeper(
+        record, opened.directory, models, optimizers=optimizers, scaler=scaler, is_sharded=given.is_sharded
+    )
+    pipeline = _pipeline(opened, given.detect, [sink] if sink else [], models=models)
     monitor = build_monitor(
         params,
         pipeline,
@@ -191,7 +192,7 @@ def watch(
         layout_writer=opened.writer,
         scaler=scaler,
         schedule=schedule,
-        accumulate=accumulate,
+        accumulate=given.accumulate,
         loss_fn=loss_fn,
         attach=[
             functools.partial(AutocastReader(functools.partial(_change_precision, opened)).attach, models),
@@ -228,30 +229,6 @@ def _close_monitors() -> None:
             monitor.close(status)
         except FindingError as finding:  # Python ignores exceptions of exit handlers
             print(f"gradwatch: {finding}", file=sys.stderr)  # noqa: T201
-
-
-def _bare(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return the inner optimizer of a wrapper, or the optimizer itself.
-
-    Raises:
-        GradwatchError: Neither the optimizer nor one that it wraps takes hooks.
-    """
-    # a wrapper such as the optimizer of Accelerate never calls `Optimizer.__init__`, so it has no table of hooks
-    try:
-        optimizer.register_step_pre_hook(_nothing).remove()
-    except AttributeError:
-        inner = getattr(optimizer, "optimizer", None)
-        if isinstance(inner, torch.optim.Optimizer):
-            return _bare(inner)
-        name = type(optimizer).__name__
-        raise GradwatchError(
-            f"optimizer: {name} takes no hooks; have {name}.__init__ call that of torch.optim.Optimizer"
-        ) from None
-    return optimizer
-
-
-def _nothing(*_: object) -> None:
-    return None
 
 
 def _pipeline(

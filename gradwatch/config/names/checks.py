@@ -58,14 +58,14 @@ def check_options(
     written: dict[str, str] = {}  # the user's spelling of each setting, by which its line is found
     found: list[Problem] = []
     for key, value in options.items():
-        name = known_spelling(key, names)
+        name = known_spelling(str(key), names)  # a key of YAML or Python may be a number
         if name in written:
             text = f"{name} is set twice, in two spellings"
             found.append(Problem((key,), text, help="remove one", is_about_key=True))
         elif name in names or signature.is_open:
             given[name], written[name] = value, key
         else:
-            found.append(describe_unknown(key, owner=signature.name, known=[*names, *others]))
+            found.append(describe_unknown(str(key), owner=signature.name, known=[*names, *others]))
     model = make_options_model(signature, partial=partial)
     try:
         # exclude_unset: only the settings that the config has are passed on
@@ -111,6 +111,11 @@ def check_switches(vocabulary: Vocabulary, given: Any) -> tuple[dict[str, dict[s
         else:
             checked[entry.name], below = check_options(with_enabled(entry.read()), options or {})
             found += [p.below(name) for p in below]
+            every = checked[entry.name].get("every", 1)
+            # a sink of 0 steps is never due, but every detector has an interval
+            if vocabulary.noun == "detector" and isinstance(every, int) and every < 1:
+                text = f"got {show(every)}, expected a whole number of at least 1"
+                found.append(Problem((name, "every"), text))
     return checked, found
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, final
 
-from gradwatch.errors import FindingError, GradwatchError, did_you_mean
+from gradwatch.errors import FindingError
 from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Finding, Severity
 from gradwatch.render import Sink
@@ -68,18 +68,6 @@ class FindingStop:
         finding, self.finding = self.finding, None
         if finding:
             raise FindingError(finding)
-
-
-def check_on_finding(on_finding: object) -> None:
-    """Check the argument `on_finding` of `watch`.
-
-    Raises:
-        GradwatchError: The value is not one of `OnFinding`.
-    """
-    # only a string can be a misspelled value
-    if not (on_finding in ("print", "raise", None) or callable(on_finding)):
-        near = did_you_mean(on_finding, ("print", "raise")) if isinstance(on_finding, str) else ""
-        raise GradwatchError(f"on_finding: got {on_finding!r}, expected 'print', 'raise', a function or None{near}")
 
 
 def make_sink(on_finding: OnFinding, run_dir: Path | None) -> tuple[Sink | None, FindingStop | None]:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from gradwatch.errors import FindingError, GradwatchError
+from gradwatch.errors import FindingError
 from gradwatch.records import Finding, Severity
-from gradwatch.render.own_loop.finding_handler import FindingStop, check_on_finding, make_sink
+from gradwatch.render.own_loop.finding_handler import FindingStop, make_sink
 
 
 def finding(severity, step=3):
@@ -35,15 +35,3 @@ def test_a_stop_raises_the_first_problem_once():
 
 def test_nothing_is_done_for_none():
     assert make_sink(None, None) == (None, None)
-
-
-@pytest.mark.parametrize("value", ["prnt", 3, True])
-def test_another_value_is_a_mistake_that_names_the_known_ones(value):
-    expected = "expected 'print', 'raise', a function or None"
-    with pytest.raises(GradwatchError, match=f"on_finding: got {value!r}, {expected}"):
-        check_on_finding(value)
-
-
-def test_a_near_value_is_suggested():
-    with pytest.raises(GradwatchError, match="did you mean 'raise'"):
-        check_on_finding("rais")
