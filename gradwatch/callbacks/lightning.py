@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
+from gradwatch.callbacks.recording import Recording
 from gradwatch.monitor import Monitor
-from gradwatch.monitor.watch import watch
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -23,22 +23,36 @@ except ModuleNotFoundError:  # `pytorch_lightning` is the older name of the same
 class Watch(Callback):
     """Watches every fit of a Lightning trainer.
 
-    Gradients are read before Lightning clips them, and losses are read with their autograd graph.
+    Gradients are read before Lightning clips them, and losses are read with their autograd graph. Checkpoints have the
+    state of the run, so that `fit(ckpt_path=...)` continues it in its directory.
 
     Args:
         val_loss: Name under which the module logs its validation loss.
         options: Options of `gradwatch.watch`, without model and optimizer. The trainer gives `scaler`, `accumulate` and
             `total_steps`.
-
-    Attributes:
-        monitor: Monitor of the current or the last fit, or None before the first fit.
     """
 
     def __init__(self, *, val_loss: str = "val_loss", **options: Any) -> None:
-        self.monitor: Monitor | None = None
-        self._val_loss, self._options = val_loss, options
+        self._val_loss, self._recording = val_loss, Recording(options)
         self._loss: Tensor | None = None
         self._validated: Tensor | None = None
+
+    @property
+    def monitor(self) -> Monitor | None:
+        """Monitor of the current or the last fit, or None before the first fit."""
+        return self._recording.monitor
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Forget the state of an earlier checkpoint: the one of this fit is loaded next."""
+        self._recording.load({})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for a checkpoint, as JSON data."""
+        return self._recording.state()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from the result of `state_dict` when the fit starts."""
+        self._recording.load(state_dict)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start watching the model and its optimizers."""
@@ -50,8 +64,7 @@ class Watch(Callback):
             "total_steps": int(steps) if math.isfinite(steps) and steps > 0 else None,
         }
         self._loss = self._validated = None
-        # the user's options win over the trainer's values
-        self.monitor = watch(pl_module, trainer.optimizers, **known | self._options)
+        self._recording.start(pl_module, trainer.optimizers, **known)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         """Keep the loss with its autograd graph."""

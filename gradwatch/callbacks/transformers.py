@@ -10,38 +10,46 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState
 
 from gradwatch.callbacks import backward_calls
+from gradwatch.callbacks.recording import Recording
 from gradwatch.monitor import Monitor
-from gradwatch.monitor.watch import watch
 from gradwatch.probe.inert_hook import inert_hook
 
 
 @final
-class Watch(TrainerCallback):
+class Watch(TrainerCallback, ExportableState):
     """Watches every training of a transformers trainer.
 
     The loss is the one of the backward pass, with its autograd graph, whether the model, `compute_loss` or
     `compute_loss_func` has computed it. The trainer hands it to no callback, so `Accelerator.backward` is wrapped
     during the training. Gradients are read there too, after the last micro-batch and before clipping.
 
+    Checkpoints have the state of the run, so that `train(resume_from_checkpoint=...)` continues it in its directory.
+    Leave `restore_callback_states_from_checkpoint` off: it would build another callback, without the options.
+
     Args:
         options: Options of `gradwatch.watch`, without model and optimizer. For fp16, pass the accelerator's scaler:
             `scaler=trainer.accelerator.scaler`.
-
-    Attributes:
-        monitor: Monitor of the current or the last training, or None before the first. After an exception it is still
-            open.
     """
 
     def __init__(self, **options: Any) -> None:
-        self.monitor: Monitor | None = None
-        self._options = options
+        self._recording = Recording(options)
         self._handle: RemovableHandle | None = None
         self._optimizer: Any = None
         self._losses: list[Tensor] = []
         self._batches: list[Any] = []
         self._validated: float | None = None
+
+    @property
+    def monitor(self) -> Monitor | None:
+        """Monitor of the current or the last training, or None before the first; still open after an exception."""
+        return self._recording.monitor
+
+    def state(self) -> dict[str, Any]:
+        """Return the state for a checkpoint, as JSON data."""
+        return {"recording": self._recording.state()}
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -50,8 +58,10 @@ class Watch(TrainerCallback):
         model, self._optimizer = kwargs["model"], kwargs["optimizer"]
         known: dict[str, Any] = {"accumulate": args.gradient_accumulation_steps, "total_steps": state.max_steps}
         self._let_go()  # a training that raised has left its hook on the model
-        # the user's options win over the trainer's values
-        self.monitor = watch(model, self._optimizer, **known | self._options)
+        # without a checkpoint, the trainer has asked this callback itself for a state, at step 0
+        states: Any = state.stateful_callbacks if state.global_step else {}
+        self._recording.load(states.get(type(self).__name__, {}).get("recording", {}))
+        self._recording.start(model, self._optimizer, **known)
         self._handle = model.register_forward_hook(inert_hook(self._after_forward), with_kwargs=True)
         backward_calls.listen(self)
 
