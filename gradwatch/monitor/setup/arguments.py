@@ -255,7 +255,7 @@ def _existing_run(resume: Any, overwrite: Any, *, run: Any, is_sharded: bool) ->
     if resume is not False and overwrite is True:
         found.append(Problem(("overwrite",), "a run that is replaced cannot be resumed", help="give one of them"))
     for name, value in (("resume", resume), ("overwrite", overwrite)):
-        if value is not False and run is None:
+        if value is True and run is None:  # a number alone is the first step of a history in memory
             found.append(Problem((name,), "there is no run directory", help="give run=..."))
     return found
 
