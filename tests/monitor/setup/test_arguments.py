@@ -82,7 +82,7 @@ MISTAKES = [
         {"run": "runs/never", "resume": True, "overwrite": True},
         "overwrite: a run that is replaced cannot be resumed; give one of them",
     ),
-    ({"resume": 20}, "resume: there is no run directory; give run=..."),
+    ({"resume": True}, "resume: there is no run directory; give run=..."),
     (
         {"scaler": True, "loss_fn": torch.ones(1)},
         "scaler: got True, expected a torch.amp.GradScaler, or None\n"
