@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from rich.text import Text
 
 from gradwatch.history.store import History
-from gradwatch.records import Severity
+from gradwatch.records import Finding, Severity
 from gradwatch.render.common import format as units
 from gradwatch.render.common.layers import Layer, norms_now, worst_finding
 from gradwatch.render.common.run_events import WITHDRAWN
@@ -27,6 +28,8 @@ Floats = NDArray[np.floating[Any]]
 LABEL = 10  # columns of a label
 BAR = 60
 """Maximum columns of the progress bar."""
+MIN_BAR, MIN_NAME = 12, 8
+"""Minimum columns of the progress bar, before which a name gives way, and of a name, below which it is left out."""
 CELL = 4
 """Maximum columns of a layer in the strip."""
 ROOMY = 100
@@ -34,7 +37,7 @@ ROOMY = 100
 SPIKE = 100.0
 """Largest loss, in units of the median, above which the loss is drawn on a log scale."""
 NEWEST = 3
-"""Number of newest findings to show."""
+"""Number of newest kinds of findings to show."""
 DATE = re.compile(r"-\d{8}-\d{6}")  # default names of runs end with date and time
 
 
@@ -47,7 +50,7 @@ def panel(history: History, of: Sequence[Layer], *, width: int, signs: Glyphs) -
         width: Columns of the terminal.
         signs: Glyphs that the terminal can show.
     """
-    trend = max(12, min(100, width - 48))  # 48 columns for label, value and validation
+    trend = max(12, min(100, width - 60))  # 60 columns for label, value, validation metrics and learning rate
     lines = [
         progress(history, width=width, signs=signs),
         _loss(history, trend, signs),
@@ -63,26 +66,42 @@ def panel(history: History, of: Sequence[Layer], *, width: int, signs: Glyphs) -
 
 
 def progress(history: History, *, width: int, signs: Glyphs) -> Text:
-    """Return a line with name, bar, step, percent, time left and throughput, as far as known."""
+    """Return a line with name, epoch, bar, step, percent, time left and throughput, as far as known."""
     step, total = history.step + 1, history.info.total_steps
     samples_per_s, steps_per_s = throughput(history)
     # a loop that states no batch has no samples: `x == x` is false for nan
     speed = f"{samples_per_s:,.0f} samples/s" if samples_per_s == samples_per_s else f"{units.number(steps_per_s)}/s"
-    name = units.shorten(_undated(history.info.name or "run", width // 4), max(8, width // 4))
+    epoch = _epoch(history)
     if not total:
-        return Text.assemble((name, "bold"), f"  step {step:,}  {speed}")
+        name = _name(history, width // 4)
+        return Text.assemble((name, "bold"), "  " * bool(name), f"{epoch}step {step:,}  {speed}")
     left = units.duration((total - step) / steps_per_s) if steps_per_s > 0 else units.MISSING
     run_stats = f" {step:,}/{total:,}  {100 * step // total} %  {left} left  {speed}"
-    room = max(4, min(BAR, width - len(name) - len(run_stats) - 1))
+    free = width - len(run_stats) - len(epoch)
+    name = _name(history, min(width // 4, free - MIN_BAR - 1))
+    before = f"{name} " if name else ""
+    room = max(4, min(BAR, free - len(before)))
     done = min(room, room * step // total)
     tip = signs.half if done < room else ""  # a full bar has no tip
     bar = Text.assemble((signs.full * done + tip, OK), (signs.empty * (room - done - len(tip)), "dim"))
-    return Text.assemble((name, "bold"), " ", bar, run_stats)
+    return Text.assemble((before, "bold"), epoch, bar, run_stats)
 
 
-def _undated(name: str, room: int) -> str:
+def _name(history: History, room: int) -> str:
+    """Return the name of the run in at most `room` columns; an empty string if too little of it would remain."""
+    name = history.info.name or "run"
     # only one run is shown, so its date tells nothing
-    return name if len(name) <= room else DATE.sub("", name)
+    short = name if len(name) <= room else DATE.sub("", name)
+    return units.shorten(short, room) if len(short) <= room or room >= MIN_NAME else ""
+
+
+def _epoch(history: History) -> str:
+    """Return the number of the epoch, and of all epochs if known, such as `epoch 2/15  `."""
+    per_epoch, total = history.info.steps_per_epoch, history.info.total_steps
+    if not per_epoch:
+        return ""
+    of = f"/{math.ceil(total / per_epoch):,}" if total else ""
+    return f"epoch {max(history.step, 0) // per_epoch + 1:,}{of}  "
 
 
 def _label(name: str) -> Text:
@@ -94,11 +113,9 @@ def _loss(history: History, trend: int, signs: Glyphs) -> Text:
     text = _label("loss").append(f" {units.value(loss):<9}", _alarm(loss))
     loss_T = history["loss"]
     text.append(sparkline(broken(loss_T), width=trend, signs=signs, log=_is_spiky(loss_T)))
-    step, accuracy = history.latest_validation("val_accuracy")
-    val_step, val_loss = history.latest_validation("val_loss")
-    if max(step, val_step) >= 0:
-        run_stats = [f"{val_loss:.3g}"] * (val_step >= 0) + [units.percent(accuracy)] * (step >= 0)
-        text.append(f"  validation {', '.join(run_stats)}")
+    for metric, shown in (("val_loss", units.value), ("val_accuracy", units.percent)):
+        step, measured = history.latest_validation(metric)
+        text.append(f"  {metric} {shown(measured)}" if step >= 0 else "")
     return text
 
 
@@ -114,7 +131,9 @@ def _gradients(history: History, trend: int, signs: Glyphs) -> Text:
     text = _label("gradient").append(f" {units.value(norm):<9}", _alarm(norm))
     text.append(sparkline(broken(history["grad_norm.before_clip"]), width=trend, signs=signs, log=True))
     # 0.999: the two norms differ by rounding even if nothing is clipped
-    return text.append(f"  clipped to {units.number(clipped)}" if clipped < 0.999 * norm else "  total norm")
+    text.append(f"  clipped to {units.number(clipped)}" if clipped < 0.999 * norm else "  total norm")
+    rate = newest(history, "lr.0")
+    return text.append(f"  lr {units.number(rate)}" if np.isfinite(rate) else "")
 
 
 def _scaler(history: History) -> list[Text]:
@@ -178,7 +197,7 @@ def _odd(norms_M: Floats, top: float, signs: Glyphs) -> tuple[tuple[str, str], .
 
 
 def _findings(history: History, *, width: int, signs: Glyphs) -> list[Text]:
-    """Return a line with the number of findings by severity, and a line for each of the newest open findings."""
+    """Return a line with the number of findings by severity, and a line for each of the newest kinds of findings."""
     if not history.findings and not history.withdrawn:
         return []
     text = _label("findings").append(" ")
@@ -188,14 +207,22 @@ def _findings(history: History, *, width: int, signs: Glyphs) -> list[Text]:
             text.append(f"{signs.marks[severity]} {count:,} {severity}  ", SEVERITY[severity])
     if history.withdrawn:
         text.append(f"{len(history.withdrawn):,} {WITHDRAWN}", "dim")
-    lines = [text]
-    # the slice takes the newest, newest first
-    for finding in sorted(history.findings, key=lambda f: f.step)[: -NEWEST - 1 : -1]:
-        line = Text(" " * (LABEL + 1)).append_text(mark(finding.severity, signs)).append(f" step {finding.since:<6,} ")
-        line.append(f"{finding.code} {finding.kind}", SEVERITY[finding.severity])
-        place = finding.place if finding.names else "whole run"
-        lines.append(line.append(f"  {units.shorten(place, max(12, width - 56))}"))
-    return lines
+    by_kind: dict[str, list[Finding]] = {}
+    for finding in sorted(history.findings, key=lambda f: f.step):
+        by_kind.setdefault(finding.kind, []).append(finding)
+    # the slice takes the newest kinds, newest first
+    shown = list(by_kind.values())[: -NEWEST - 1 : -1]
+    return [text, *(_kind(of, width, signs) for of in shown)]
+
+
+def _kind(of: Sequence[Finding], width: int, signs: Glyphs) -> Text:
+    """Return a line about the findings of one kind: the most severe one, and the number of the others."""
+    worst = max(of, key=lambda f: f.severity)  # of several, the first
+    line = Text(" " * (LABEL + 1)).append_text(mark(worst.severity, signs)).append(f" step {worst.since:<6,} ")
+    line.append(f"{worst.code} {worst.kind}", SEVERITY[worst.severity])
+    more = f" and {len(of) - 1:,} more" if len(of) > 1 else ""
+    place = worst.place if worst.names else "whole run"
+    return line.append(f"  {units.shorten(place, max(12, width - 56 - len(more)))}{more}")
 
 
 def _alarm(value: float) -> str:

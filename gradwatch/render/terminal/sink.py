@@ -26,7 +26,7 @@ from gradwatch.time_quota import TimeQuota
 REDRAW_S = 0.25
 """Minimum seconds between two redraws."""
 MAX_PER_KIND = 4
-"""Maximum number of findings of a kind to print. 30 layers with one problem must not fill the screen."""
+"""Maximum number of lines about a kind. A problem that comes and goes must not fill the screen."""
 COST_FRAC = 0.01
 """Maximum share of the wall time for redraws. After a slow redraw, the next one waits longer."""
 
@@ -61,7 +61,8 @@ class Terminal:
             self.log_format = "rich" if live else "plain"
         self._is_live = self.log_format == "rich"
         self._signs = glyphs(self.console)
-        self._seen: Counter[str] = Counter()
+        self._told: dict[str, Finding] = {}  # by kind, the finding that its newest line is about
+        self._lines: Counter[str] = Counter()
         self._layers: tuple[Layer, ...] = ()
         self._screen: PrintedLines | Notebook | None = None
         self._due_s = 0.0
@@ -79,7 +80,8 @@ class Terminal:
         """Redraw the view or print a line, if one is due."""
         step = history.run.last_step
         if step < self._newest:  # the run was rewound, and may find the same problems again
-            self._seen.clear()
+            self._told.clear()
+            self._lines.clear()
             self._val_step = min(self._val_step, step - 1)
         self._newest = step
         if self._is_live:
@@ -90,23 +92,35 @@ class Terminal:
             self._next_step = history.step - history.step % self.every + self.every
 
     def report(self, finding: Finding) -> None:
-        """Print a new finding, unless `MAX_PER_KIND` of its kind are printed already. JSON has all findings."""
+        """Print a finding of a new kind, or one more severe than the last of its kind. JSON has all findings.
+
+        30 layers with one problem are one line; the live view counts them, and the summary names them.
+        """
         if self.log_format == "json":
             self._out(json_document.line("finding", finding.to_json()))
             return
-        self._seen[finding.kind] += 1
-        if self._seen[finding.kind] > MAX_PER_KIND:
+        told = self._told.get(finding.kind)
+        if told and finding.severity <= told.severity:
+            return
+        self._told[finding.kind] = finding
+        self._lines[finding.kind] += 1
+        if self._lines[finding.kind] > MAX_PER_KIND:
             return
         # above a live view, rich breaks long lines; otherwise the terminal does
         self.console.print(sentence(finding, self._signs), highlight=False, soft_wrap=self._screen is None)
-        if self._seen[finding.kind] == MAX_PER_KIND:
-            self.console.print(f"  more layers with {finding.kind}: see the summary", style="dim")
+        if self._lines[finding.kind] == MAX_PER_KIND:
+            self.console.print(f"  more reports of {finding.kind}: see the summary", style="dim")
 
     def withdraw(self, finding: Finding) -> None:
-        """Print a finding that no longer holds, unless `MAX_PER_KIND` of its kind were printed already."""
+        """Print that a problem is over, if its newest line is about this finding."""
         if self.log_format == "json":
             self._out(json_document.line("withdrawn", finding.to_json()))
-        elif self._seen[finding.kind] <= MAX_PER_KIND:
+            return
+        told = self._told.get(finding.kind)
+        if told is None or told.layer != finding.layer:
+            return
+        del self._told[finding.kind]  # if the problem returns, it is news
+        if self._lines[finding.kind] <= MAX_PER_KIND:
             self.console.print(f"  {WITHDRAWN} {finding.life}", style="dim", soft_wrap=self._screen is None)
 
     def close(self, history: History, diagnoses: tuple[Diagnosis, ...]) -> None:

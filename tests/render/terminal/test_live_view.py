@@ -31,8 +31,8 @@ def test_a_healthy_run_shows_where_it_stands_and_no_more(healthy):
 
     assert len(lines) == 4
     assert re.search(r"quick .*120/120  100 %  0.0 s left  6,\d{3} samples/s", lines[0])
-    assert re.match(r"loss +\d\.\d+ +[▁-█]+ +validation 0\.7, 87\.5 %", lines[1])
-    assert re.match(r"gradient +0\.\d+ +[▁-█]+ +total norm", lines[2])
+    assert re.match(r"loss +\d\.\d+ +[▁-█]+ +val_loss 0\.700  val_accuracy 87\.5 %", lines[1])
+    assert re.match(r"gradient +0\.\d+ +[▁-█]+ +total norm  lr 0\.\d+$", lines[2])
     assert re.match(r"layers +input [▁-█]{16} output", lines[3]), "few layers are drawn broad"
 
 
@@ -98,6 +98,38 @@ def test_the_time_in_a_name_gives_way_where_it_is_narrow():
 
     assert progress(history, width=80, signs=UNICODE).plain.startswith("quickstart ")
     assert progress(history, width=200, signs=UNICODE).plain.startswith("quickstart-20261120-192758 ")
+
+
+def _line(run, *, width, **info):
+    run.info = dataclasses.replace(run.info, **info)
+    return progress(run.history(), width=width, signs=UNICODE).plain
+
+
+@pytest.mark.parametrize(
+    ("steps", "total", "shown"),
+    [(20, 60, "epoch 2/4  "), (16, 60, "epoch 1/4  "), (60, 60, "epoch 4/4  "), (20, None, "epoch 2  step 20 ")],
+    ids=["in the second", "the last step of the first", "the last is short", "of unknown length"],
+)
+def test_the_epoch_is_counted_from_one(steps, total, shown):
+    line = _line(Synthetic(layers=2, steps=steps), width=100, steps_per_epoch=16, total_steps=total)
+
+    assert shown in line
+
+
+def test_a_long_name_leaves_the_bar_its_room():
+    for name in ("a-name-without-any-date-that-is-much-too-long", "n" * 200):
+        line = _line(Synthetic(layers=2, steps=30), width=80, name=name, steps_per_epoch=10, total_steps=60)
+
+        assert len(line) == 80
+        assert len(re.search(r"epoch 3/6  (\S+) 30/60", line).group(1)) >= 12
+
+
+def test_findings_of_a_kind_share_a_line(vanishing):
+    lines = [line for line in _panel(vanishing, width=120).split("\n") if "GW101" in line]
+    others = sum(f.kind == "vanishing-gradient" for f in vanishing.history.findings) - 1
+
+    assert len(lines) == 1
+    assert lines[0].endswith(f" and {others} more")
 
 
 def test_broken_numbers_are_drawn_as_broken(broken):

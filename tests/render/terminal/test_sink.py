@@ -1,5 +1,6 @@
 """The terminal sink: live view, plain lines, lines of JSON."""
 
+import dataclasses
 import json
 import re
 
@@ -108,17 +109,59 @@ def test_findings_are_printed_as_they_come_each_on_one_line(make_console, writte
     )
 
 
-def test_many_findings_of_a_kind_do_not_fill_the_screen(make_console, written, vanishing):
+def test_a_problem_of_many_layers_is_one_line(make_console, written, vanishing):
     console = make_console(120)
     sink = Terminal(console=console)
 
     for finding in vanishing.history.findings:
         sink.report(finding)
 
+    kinds = [kind for line in written(console).splitlines() for kind in re.findall(r" GW\d+ (\S+)", line)]
+    assert sorted(kinds) == sorted({finding.kind for finding in vanishing.history.findings})
+
+
+def test_a_problem_that_becomes_more_severe_is_told_once_more(make_console, written, make_finding):
+    console = make_console(120)
+    sink = Terminal(console=console)
+
+    for severity in (Severity.INFO, Severity.CRITICAL, Severity.WARNING, Severity.CRITICAL):
+        sink.report(make_finding("dead-relu", layer="first", step=70, severity=severity, code="GW201"))
+
+    assert re.findall(r"info|warning|critical", written(console)) == ["info", "critical"]
+
+
+def test_a_problem_that_is_over_is_told_once_and_is_news_if_it_returns(make_console, written, make_finding):
+    console = make_console(200)
+    sink = Terminal(console=console)
+    first, second = (
+        make_finding("dead-relu", layer=layer, step=70, severity=Severity.WARNING, code="GW201")
+        for layer in ("first", "second")
+    )
+
+    def over(finding):
+        sink.withdraw(dataclasses.replace(finding, withdrawn=90, ended=80, reason="it learns again"))
+
+    for finding in (first, second):
+        sink.report(finding)
+    for finding in (first, second):
+        over(finding)
+    sink.report(second)
+
+    assert ["withdrawn" in line for line in written(console).splitlines()] == [False, True, False]
+
+
+def test_a_problem_that_comes_and_goes_does_not_fill_the_screen(make_console, written, make_finding):
+    console = make_console(200)
+    sink = Terminal(console=console)
+    finding = make_finding("dead-relu", layer="first", step=70, severity=Severity.WARNING, code="GW201")
+
+    for _ in range(10):
+        sink.report(finding)
+        sink.withdraw(dataclasses.replace(finding, withdrawn=90, ended=80, reason="it learns again"))
+
     lines = written(console).splitlines()
-    assert sum("vanishing-gradient layers" in line for line in lines) == 4
-    assert sum("more layers with vanishing-gradient: see the summary" in line for line in lines) == 1
-    assert sum("saturated-activation acts.0" in line for line in lines) == 1, "other kinds are shown all the same"
+    assert sum("withdrawn" in line for line in lines) == sink_file.MAX_PER_KIND
+    assert sum(f"more reports of {finding.kind}: see the summary" in line for line in lines) == 1
 
 
 def test_json_output_is_one_strict_object_per_line(make_console, written, broken, grow):
