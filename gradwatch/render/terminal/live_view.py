@@ -92,7 +92,9 @@ def _name(history: History, room: int) -> str:
     name = history.info.name or "run"
     # only one run is shown, so its date tells nothing
     short = name if len(name) <= room else DATE.sub("", name)
-    return units.shorten(short, room) if len(short) <= room or room >= MIN_NAME else ""
+    if len(short) <= room:
+        return short
+    return f"{short[: room - 1]}~" if room >= MIN_NAME else ""
 
 
 def _epoch(history: History) -> str:

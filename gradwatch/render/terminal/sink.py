@@ -10,7 +10,7 @@ from typing import Literal, final
 from rich.console import Console
 
 from gradwatch.history.store import History
-from gradwatch.records import Diagnosis, Finding
+from gradwatch.records import Diagnosis, Finding, Severity
 from gradwatch.render import json_document
 from gradwatch.render.common import format as units
 from gradwatch.render.common.layers import Layer, matrices
@@ -98,6 +98,8 @@ class Terminal:
         """
         if self.log_format == "json":
             self._out(json_document.line("finding", finding.to_json()))
+            return
+        if self._is_live and finding.severity <= Severity.INFO:  # no problem, and the view counts and names it
             return
         told = self._told.get(finding.kind)
         if told and finding.severity <= told.severity:

@@ -130,6 +130,16 @@ def test_a_problem_that_becomes_more_severe_is_told_once_more(make_console, writ
     assert re.findall(r"info|warning|critical", written(console)) == ["info", "critical"]
 
 
+def test_notes_stay_within_the_live_view(make_console, written, make_finding):
+    console = make_console(120, terminal=True)
+    sink = Terminal(console=console)
+
+    for severity in (Severity.INFO, Severity.WARNING):
+        sink.report(make_finding("dead-relu", layer="first", step=70, severity=severity, code="GW201"))
+
+    assert re.findall(r"info|warning", written(console)) == ["warning"]
+
+
 def test_a_problem_that_is_over_is_told_once_and_is_news_if_it_returns(make_console, written, make_finding):
     console = make_console(200)
     sink = Terminal(console=console)
