@@ -23,7 +23,8 @@ from gradwatch.data import _transforms as transforms
 from gradwatch.errors import GradwatchError, raised
 from gradwatch.models import _torchvision as torchvision_models
 from gradwatch.records import DataSpec
-from gradwatch.render import SINKS, LogFormat, Sink
+from gradwatch.render import ON_REQUEST, SINKS, LogFormat, Sink
+from gradwatch.state.rng import preserved_random_state
 
 DEFAULT_LOSS = {"classes": "CrossEntropyLoss", "tokens": "CrossEntropyLoss", "values": "MSELoss"}
 TENSOR_OPTIONS = {"weight", "pos_weight"}
@@ -171,7 +172,7 @@ def sinks(config: Config, directory: Path, *, log_format: LogFormat, resumed_at:
         log_format: `auto`, `rich`, `plain` or `json`.
         resumed_at: First step of a resumed run, or None; sinks overwrite their output from this step.
     """
-    text = config.to_yaml()
+    text, tracked = config.to_yaml(), {"directory": directory, "hparams": hparams(config)}
     given: dict[str, dict[str, Any]] = {
         "html": {"directory": directory, "config_text": text, "changed_text": config.to_yaml(defaults=False)},
         "terminal": {"run_dir": directory, "log_format": log_format},
@@ -181,15 +182,29 @@ def sinks(config: Config, directory: Path, *, log_format: LogFormat, resumed_at:
             "hparams": hparams(config),
             "purge_step": resumed_at,
         },
+        "wandb": tracked,
+        "mlflow": tracked,
+        "trackio": tracked,
+        "callable": {},
     }
     made: list[Sink] = []
     for name, place in SINKS.items():
-        options = dict(config.sinks.get(name, {}))
+        options = dict(config.sinks.get(name, {"enabled": name not in ON_REQUEST}))
         if options.pop("enabled", True):
             # resolved late, so that a disabled sink imports nothing
-            made.append(pkgutil.resolve_name(place)(**given[name], **options))
+            made.append(_sink(pkgutil.resolve_name(place), name, given[name] | options))
     made.extend(sink(directory=directory) for sink in plugins.entry_points("gradwatch.sinks"))
     return tuple(made)
+
+
+def _sink(factory: Callable[..., Sink], name: str, options: Mapping[str, Any]) -> Sink:
+    try:
+        with preserved_random_state():  # the library of a tracker may draw when it is imported
+            return factory(**options)
+    except (GradwatchError, OSError):
+        raise
+    except Exception as error:  # a tracker may refuse a run for any reason, such as a missing login
+        raise GradwatchError(f"sinks.{name}: {raised(error)}") from error
 
 
 def hparams(config: Config) -> dict[str, bool | int | float | str]:

@@ -1,10 +1,11 @@
-"""Find settings that contradict each other, such as a validation metric without validation data."""
+"""Find settings that cannot work: they contradict each other, or need a package that is not installed."""
 
 from __future__ import annotations
 
 from gradwatch.config.sections.named import DataSection
 from gradwatch.config.sections.root import Config
 from gradwatch.errors import Problem
+from gradwatch.render.packages import installation
 
 OTHER_SOURCES = ("val_inputs", "val_split")
 """Settings of datasets that name a validation part, which needs no fraction of the training samples."""
@@ -23,7 +24,7 @@ def contradictions(config: Config) -> list[Problem]:
     if stop and stop.metric == "val_accuracy" and config.data.options.get("kind") == "values":
         text = "got 'val_accuracy', expected val_loss or loss: data.kind: values has no accuracy"
         found.append(Problem(("train", "early_stop", "metric"), text))
-    return found
+    return found + _missing_packages(config)
 
 
 def needs_validation(config: Config) -> dict[str, bool]:
@@ -40,3 +41,12 @@ def _holds_nothing_out(data: DataSection) -> bool:
     options = data.options
     is_zero = data.name is not None and options.get("val_fraction") == 0
     return is_zero and all(options.get(key) is None for key in OTHER_SOURCES)
+
+
+def _missing_packages(config: Config) -> list[Problem]:
+    commands = {name: installation(name) for name, options in config.sinks.items() if options.get("enabled", True)}
+    return [
+        Problem(("sinks", name), f"the package {name} is not installed", help=command, is_about_key=True)
+        for name, command in commands.items()
+        if command
+    ]

@@ -27,7 +27,8 @@ from gradwatch.monitor.ranks.directory import open_shared_run
 from gradwatch.monitor.ranks.reader import RankReader
 from gradwatch.monitor.readings.autocast_reader import PRECISION, AutocastReader
 from gradwatch.monitor.readings.hand_updates import hand_updates
-from gradwatch.monitor.setup.arguments import check_arguments
+from gradwatch.monitor.setup.arguments import Arguments, check_arguments
+from gradwatch.monitor.setup.own_sinks import make_sinks
 from gradwatch.monitor.setup.run_directory import OpenRun
 from gradwatch.monitor.wiring import build_monitor, inspect, probe_activations
 from gradwatch.paths import user_path
@@ -91,6 +92,7 @@ def watch(
     on_finding: OnFinding = "print",
     resume: bool | int = False,
     overwrite: bool = False,
+    sinks: Mapping[str, Mapping[str, Any] | None] | None = None,
 ) -> Monitor:
     """Watch a model in your own loop. Call `monitor.step(loss)` once after each optimizer step.
 
@@ -137,6 +139,10 @@ def watch(
             after the last recorded step. If there is no run, a new one begins, so a script can always pass it. Model
             and optimizers must be those of the run. Open findings stay open.
         overwrite: Whether to replace the run in the directory. Other files in the directory are kept.
+        sinks: Settings by sink, as in the `sinks` section of a config: `{"wandb": {}}` adds Weights & Biases,
+            `{"html": {"enabled": False}}` leaves out the report. The target of `callable` may be a function. A tracker
+            that cannot start is left out with a RuntimeWarning. If torch.distributed is initialized, only rank 0 has
+            sinks.
 
     Returns:
         A monitor. Use it in a `with` statement or call `close()`; otherwise it is closed when Python exits.
@@ -182,7 +188,7 @@ def watch(
     keeper = _keeper(
         record, opened.directory, models, optimizers=optimizers, scaler=scaler, is_sharded=given.is_sharded
     )
-    pipeline = _pipeline(opened, given.detect, [sink] if sink else [], models=models)
+    pipeline = _pipeline(opened, given, [sink] if sink else [])
     monitor = build_monitor(
         params,
         pipeline,
@@ -233,20 +239,18 @@ def _close_monitors() -> None:
 
 def _pipeline(
     opened: OpenRun,
-    detect: Mapping[str, Mapping[str, Any]] | None,
+    given: Arguments,
     sinks: Sequence[Sink],
-    *,
-    models: Mapping[str, nn.Module],
 ) -> Pipeline:
     info, ranks = opened.history.info, None
-    if opened.directory and info.rank == 0:  # the parts of other ranks need neither charts nor a report
-        sinks = [*_sinks(opened.directory, purge_step=opened.first_step), *sinks]
-        if info.world_size > 1:
-            has_own_batches = not shares_batches(models.values())
+    if info.rank == 0:  # the parts of other ranks need neither charts nor a report
+        sinks = [*make_sinks(given.sinks, opened.directory, first_step=opened.first_step), *sinks]
+        if opened.directory and info.world_size > 1:
+            has_own_batches = not shares_batches(given.models.values())
             ranks = RankComparison(opened.directory, opened.history, has_own_batches=has_own_batches)
     return Pipeline(
         opened.history,
-        detectors=detectors(detect),
+        detectors=detectors(given.detect),
         sinks=sinks,
         writer=opened.writer,
         first_step=opened.first_step,
@@ -284,15 +288,6 @@ def _keeper(
         return None
     settings = record if isinstance(record, StepRecord) else StepRecord()
     return StepSnapshotter(directory, models, optimizers=optimizers, scaler=scaler, settings=settings)
-
-
-def _sinks(directory: Path, *, purge_step: int) -> list[Sink]:
-    # imported here, since a run without a directory needs neither; none of it may import rich, which draws a random
-    # number: the training may do so at a later step, and would then draw nothing
-    from gradwatch.render.report.sink import Html
-    from gradwatch.render.tensorboard.sink import TensorBoard
-
-    return [TensorBoard(directory=directory, purge_step=purge_step), Html(directory=directory)]
 
 
 def _format(models: Mapping[str, nn.Module]) -> str:

@@ -15,8 +15,15 @@ SINKS = {
     "html": "gradwatch.render.report.sink:Html",
     "terminal": "gradwatch.render.terminal.sink:Terminal",
     "tensorboard": "gradwatch.render.tensorboard.sink:TensorBoard",
+    # after html: they send report.html
+    "wandb": "gradwatch.render.trackers.wandb:Wandb",
+    "mlflow": "gradwatch.render.trackers.mlflow:Mlflow",
+    "trackio": "gradwatch.render.trackers.trackio:Trackio",
+    "callable": "gradwatch.render.trackers.function:Function",
 }
 """Import path of each sink class, so that an unused sink is never imported."""
+ON_REQUEST = frozenset({"wandb", "mlflow", "trackio", "callable"})
+"""Sinks that take part only if they are named."""
 
 
 @runtime_checkable  # the tests check sinks with `isinstance`

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,3 +30,13 @@ def set_random_state(state: Mapping[str, Any]) -> None:
     # not strict: a run from a machine with eight devices can continue on a machine with one
     for device, generator in zip(range(torch.cuda.device_count()), state["cuda"], strict=False):
         torch.cuda.set_rng_state(generator, device)
+
+
+@contextlib.contextmanager
+def preserved_random_state() -> Iterator[None]:
+    """Restore all random generators at the end of a `with` block."""
+    state = random_state()
+    try:
+        yield
+    finally:
+        set_random_state(state)

@@ -32,6 +32,7 @@ def checkout(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     # `python` on a page is the one of the environment
     monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in [name for name in sys.modules if name.partition(".")[0] == "configs"]:
         monkeypatch.delitem(sys.modules, name)  # the folder of another page would be named in tracebacks

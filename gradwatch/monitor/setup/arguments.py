@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from gradwatch.errors import GradwatchError, Key, Problem, did_you_mean
 from gradwatch.incident.step_snapshot import StepRecord
 from gradwatch.monitor.budget import Schedule
+from gradwatch.monitor.setup.own_sinks import Settings, check_sinks
 from gradwatch.probe.device.dtensor import is_distributed
 
 MAX_VALUE_CHARS = 60
@@ -32,6 +33,7 @@ class Arguments:
         models: The models by name; the name of a single model is empty.
         optimizers: The optimizers that take hooks. Empty if the loop moves the weights by hand.
         detect: Thresholds by kind, under the stored names.
+        sinks: Settings of the sinks that take part, by name.
         accumulate: As in `watch`.
         total_steps: As in `watch`.
         resume: As in `watch`.
@@ -41,6 +43,7 @@ class Arguments:
     models: dict[str, nn.Module]
     optimizers: list[Optimizer]
     detect: dict[str, dict[str, Any]]
+    sinks: Settings
     accumulate: int
     total_steps: int | None
     resume: bool | int
@@ -62,6 +65,7 @@ def check_arguments(
     on_finding: Any,
     resume: Any,
     overwrite: Any,
+    sinks: Any,
 ) -> Arguments:
     """Check the arguments of `watch`.
 
@@ -73,6 +77,7 @@ def check_arguments(
     models, found = _models(model)
     optimizers, wrong = _optimizers(optimizer)
     checked, wrong_detect = _detect(detect)
+    chosen, wrong_sinks = check_sinks(sinks, has_directory=run is not None)
     is_sharded = any(is_distributed(param) for each in models.values() for param in each.parameters())
     found += [
         *wrong,
@@ -83,6 +88,7 @@ def check_arguments(
         *(_whole("total_steps", total_steps, least=1, others=", or None") if total_steps is not None else ()),
         *_schedule(schedule),
         *wrong_detect,
+        *wrong_sinks,
         *_record(record, run=run),
         *_on_finding(on_finding),
         *_existing_run(resume, overwrite, run=run, is_sharded=is_sharded),
@@ -94,6 +100,7 @@ def check_arguments(
         models=models,
         optimizers=optimizers,
         detect=checked,
+        sinks=chosen,
         accumulate=int(accumulate),  # NumPy's numbers are not JSON
         total_steps=None if total_steps is None else int(total_steps),
         resume=resume if isinstance(resume, bool) else int(resume),
