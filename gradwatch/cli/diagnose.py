@@ -10,6 +10,7 @@ import typer
 from gradwatch.cli.newest_run import run_or_newest
 from gradwatch.cli.options import OUTPUT, THRESHOLDS, FailOnOption, exit_code
 from gradwatch.cli.output.console import output, print_message, write
+from gradwatch.cli.output.progress import progress_line
 from gradwatch.cli.verify import VerifyOptions, verify_run
 
 if TYPE_CHECKING:
@@ -161,8 +162,10 @@ def command(
         history = _redetected(history, run, overrides or [])
     diagnoses = diagnose(history)
     options = VerifyOptions(verify=verify, within_s=within, patch=patch, steps=steps, seeds=seeds, change=change)
-    answer = verify_run(run, history, diagnoses, options) if options.is_any else None
-    if answer:
+    answer = None
+    if options.is_any:
+        with progress_line(hidden=form == "json") as progress:
+            answer = verify_run(run, history, diagnoses, options, progress=progress)
         diagnoses = answer.mark_remedies(diagnoses)
     if form == "json":
         from gradwatch.render import json_document

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gradwatch.records import Diagnosis
     from gradwatch.replay.cure import Cure
     from gradwatch.replay.trials.ab_test import ConfigComparison
+    from gradwatch.replay.trials.runner import Progress
     from gradwatch.replay.verify.result import Verification
 
 
@@ -84,8 +85,17 @@ class VerifyReport:
             verification.print_comparison(console, self.comparison)
 
 
-def verify_run(run: Path, history: History, diagnoses: Sequence[Diagnosis], options: VerifyOptions) -> VerifyReport:
+def verify_run(
+    run: Path, history: History, diagnoses: Sequence[Diagnosis], options: VerifyOptions, *, progress: Progress
+) -> VerifyReport:
     """Train again as the options say. The run directory does not change, unless the patch is written to it.
+
+    Args:
+        run: The run directory.
+        history: Recorded history of the run.
+        diagnoses: Diagnoses of its findings.
+        options: What to do.
+        progress: Shows what is tried.
 
     Raises:
         GradwatchError: The run cannot be trained again, or there is no change to compare.
@@ -99,7 +109,7 @@ def verify_run(run: Path, history: History, diagnoses: Sequence[Diagnosis], opti
     from gradwatch.replay.verify.verify import verify
 
     old = config_of(run)
-    runner = TrialRunner(run, history, deadline=time.perf_counter() + options.within_s)
+    runner = TrialRunner(run, history, deadline=time.perf_counter() + options.within_s, progress=progress)
     verifications: tuple[Verification, ...] = ()
     cure = None
     # --try without --with compares the cure, which only a verification finds
@@ -118,5 +128,7 @@ def verify_run(run: Path, history: History, diagnoses: Sequence[Diagnosis], opti
             raise GradwatchError(
                 f"--try: found no change of the config that cures {run}; name a change with --with FILE"
             )
-        tried = compare_configs(old, new, steps=options.steps, seeds=options.seeds, threads=runner.threads)
+        tried = compare_configs(
+            old, new, steps=options.steps, seeds=options.seeds, threads=runner.threads, progress=progress
+        )
     return VerifyReport(run=run, options=options, verifications=verifications, cure=cure, comparison=tried)

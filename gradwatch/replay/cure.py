@@ -164,7 +164,9 @@ class _TriedPatch:
 
 def _try_wave(runner: TrialRunner, wave: Iterable[tuple[Remedy, ...]]) -> Iterator[_TriedPatch]:
     """Train with each set of changes that the config accepts, up to the first sufficient set."""
-    for changes in wave:
+    sets = list(wave)
+    for i, changes in enumerate(sets):
+        runner.progress(f"testing fix {i + 1} of {len(sets)}: {' + '.join(c.text for c in changes)}")
         try:
             made = _train_patch(runner, _united(changes))
         except (GradwatchError, RuntimeError):  # a combination that the config or the model does not accept

@@ -36,7 +36,8 @@ class Stage:
     def __init__(self, run, *, ill, idle=lambda patch: False):
         self.run, self.ill, self.idle = run, ill, idle
         self.history = Synthetic(steps=STEPS).history()
-        self.asked = []
+        self.asked, self.told = [], []
+        self.progress = self.told.append
 
     def run_trial(self, patch, *, steps):
         assert steps == STEPS, "as long as the run"
@@ -68,6 +69,17 @@ def verification(*changes, reproduced=True):
         other_experiments=checks,
         seconds=0.0,
     )
+
+
+def test_each_set_of_changes_is_told_before_it_is_tried(run):
+    stage = Stage(run, ill=lambda patch: patch.keys() != LOWER.patch.keys() | CLIP.patch.keys())
+
+    find_cure(stage, [verification(LOWER, CLIP)])
+
+    assert stage.told[:2] == [
+        "testing fix 1 of 2: lower the rate",
+        "testing fix 2 of 2: clip",
+    ]
 
 
 def test_what_helps_only_the_runs_own_seed_is_no_cure(run):

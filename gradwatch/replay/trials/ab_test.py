@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from gradwatch.config.sections.root import Config
+from gradwatch.replay.trials.runner import Progress, no_progress
 from gradwatch.replay.trials.trial_run import TrialRun, run_trial
 
 
@@ -86,7 +87,7 @@ class ConfigComparison:
 
 
 def compare_configs(
-    old: Config, new: Config, *, steps: int, seeds: int, threads: int | None = None
+    old: Config, new: Config, *, steps: int, seeds: int, threads: int | None = None, progress: Progress = no_progress
 ) -> ConfigComparison:
     """Train both configs from several seeds: the seed of the old config, and the numbers that follow it.
 
@@ -96,9 +97,12 @@ def compare_configs(
         steps: Optimizer steps of each training.
         seeds: Number of seeds.
         threads: Number of threads, as in `run_trial`.
+        progress: Shows which config is trained.
     """
 
     def trained(config: Config, seed: int) -> TrialRun:
+        name = "the original config" if config is old else "the change"
+        progress(f"comparing {steps:,} steps with seed {seed}: {name}")
         return run_trial(_seeded(config, seed), steps=steps, threads=threads)
 
     # both configs train from the same seeds, so that each pair differs only in the config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, final
 
@@ -23,6 +24,13 @@ FOUND_AT_ONCE = ("non-finite", "gradient-spike")
 WHOLE_RUN_FACTOR = 1.5
 """Maximum ratio of the whole run to the needed steps. Up to this ratio, the whole run is trained, as for a cure."""
 
+Progress = Callable[[str], None]
+"""Function that is called with a short text before each part of a search that may take long."""
+
+
+def no_progress(text: str) -> None:
+    """Show no progress."""
+
 
 @final
 class TrialRunner:
@@ -32,12 +40,14 @@ class TrialRunner:
         run: The run directory.
         history: Recorded history of the run.
         deadline: Time of `time.perf_counter` after which no trial may end, in seconds.
+        progress: Shows what is tried.
     """
 
-    def __init__(self, run: Path, history: History, *, deadline: float) -> None:
+    def __init__(self, run: Path, history: History, *, deadline: float, progress: Progress = no_progress) -> None:
         self.run = run
         self.history = history
         self.threads = threads_for(history)
+        self.progress = progress
         self._deadline = deadline
         self._made: dict[tuple[str, int, int], TrialRun] = {}
 

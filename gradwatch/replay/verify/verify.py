@@ -90,6 +90,7 @@ def _reproduce_step(
     runner: TrialRunner, finding: Finding, facts: RunNumbers, warm_start: WarmStart | None
 ) -> _Reproduction | None:
     """Run the step of a finding alone from its recorded state; return None if that state cannot be restored."""
+    runner.progress(f"repeating step {finding.step:,}")
     with contextlib.ExitStack() as stack:
         try:
             restored = stack.enter_context(restore_step(runner.run, finding.step))
@@ -139,6 +140,7 @@ def _run_control(restored: RestoredStep, symptom: Symptom) -> tuple[str, bool]:
 
 def _train_again(runner: TrialRunner, finding: Finding, warm_start: WarmStart | None) -> tuple[str, bool]:
     steps = runner.steps_for(finding)
+    runner.progress(f"repeating the run, to see {finding.kind} again")
     again = runner.run_trial({}, steps=steps, warm_start=warm_start)
     if again is None:
         return f"no time to repeat {steps:,} training steps", False
@@ -157,6 +159,7 @@ def _try_other_seed(runner: TrialRunner, finding: Finding) -> Experiment:
     """Train with another seed: other initial weights, another order of the data, other random numbers."""
     seed = config_of(runner.run).run.seed + 1
     change = Remedy(text=f"seed {seed} instead", patch={"run.seed": seed})
+    runner.progress(f"trying seed {seed}")
     # from the start, where a seed acts; without a change, since another seed is no remedy
     return replace(_train_with(runner, finding, change, None), change=None, axis="chance")
 
@@ -235,11 +238,12 @@ def _try_until_healed(
     runner: TrialRunner, finding: Finding, changes: Sequence[Remedy], warm_start: WarmStart | None
 ) -> list[Experiment]:
     made: list[Experiment] = []
-    for change in changes:
-        if is_taken(runner.run, change):
-            made.append(_try_change(runner, finding, change, warm_start))
-            if made[-1].gone and made[-1].is_healthy:
-                break  # remedies come smallest first, so the others are larger than needed
+    taken = [change for change in changes if is_taken(runner.run, change)]
+    for i, change in enumerate(taken):
+        runner.progress(f"trying {i + 1} of {len(taken)}: {change.text}")
+        made.append(_try_change(runner, finding, change, warm_start))
+        if made[-1].gone and made[-1].is_healthy:
+            break  # remedies come smallest first, so the others are larger than needed
     return made
 
 

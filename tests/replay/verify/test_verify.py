@@ -18,7 +18,7 @@ from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.incident import recorder
 from gradwatch.replay.locate.bad_operation import Blame
 from gradwatch.replay.locate_in_run import bad_since, locate_in_run
-from gradwatch.replay.trials.runner import TrialRunner
+from gradwatch.replay.trials.runner import TrialRunner, no_progress
 from gradwatch.replay.verify.verify import verify
 from gradwatch.train.loop import train
 
@@ -140,7 +140,7 @@ def test_verifying_a_run_of_ones_own_loop_says_why_it_cannot(tmp_path):
     options = VerifyOptions(verify=True, within_s=1, patch=None, steps=None, seeds=1, change=None)
 
     with pytest.raises(GradwatchError, match=r"made by gradwatch.watch"):
-        verify_run(tmp_path, Synthetic().history(), (), options)
+        verify_run(tmp_path, Synthetic().history(), (), options, progress=no_progress)
 
 
 def test_replay_names_the_first_bad_operation(ill, capsys):
