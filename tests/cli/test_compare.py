@@ -140,3 +140,11 @@ def test_a_setting_in_british_spelling_is_the_american_one(gradwatch, record):
     data = json.loads(gradwatch("compare", *runs, "--format", "json").out)
 
     assert data["settings"] == {}
+
+
+def test_a_run_that_is_too_short_to_be_judged_is_not_called_healthy(gradwatch, record):
+    result = gradwatch("compare", record("one"), record("two"))
+
+    (verdicts,) = (line for line in result.out.splitlines() if line.startswith("verdict"))
+    assert verdicts.count("✔ no problems found") == 2
+    assert gradwatch("diagnose", record("three")).out.startswith("✔ no problems found"), "in the same words"

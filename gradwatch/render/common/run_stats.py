@@ -24,6 +24,8 @@ SHORT_S = 10.0
 """Duration below which the overhead is not shown as percent. Each run spends about 0.1 s once at its start, for the
 graph, the first samples and opening files. In a shorter run, that is 1 % or more, which a longer run does not have."""
 
+HEALTHY = "healthy"
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -66,10 +68,27 @@ def health(history: History) -> str:
         return found
     # a live run, or one that ended before its planned steps; early stopping is an end as planned
     is_stopped = history.ending is not None and history.ending.kind == "early-stop"
-    healthy = "healthy so far" if total and history.step + 1 < total and not is_stopped else "healthy"
-    if too_short_for(history) or has_gaps(history):
-        healthy = "no problems found"
-    return f"{healthy}, {found}" if found else healthy
+    word = verdict(None, is_judged=is_judged(history))
+    if word == HEALTHY and total and history.step + 1 < total and not is_stopped:
+        word += " so far"
+    return f"{word}, {found}" if found else word
+
+
+def verdict(worst: Severity | None, *, is_judged: bool) -> str:
+    """Return the health of a run with steps in a few words for people. The `verdict` of JSON has only one word.
+
+    Args:
+        worst: The highest severity above info, or None.
+        is_judged: Whether every detector could judge the run; False if that is unknown.
+    """
+    if worst is not None:
+        return str(worst)
+    return HEALTHY if is_judged else "no problems found"
+
+
+def is_judged(history: History) -> bool:
+    """Return whether every detector could judge the run, so that a run without problems is healthy."""
+    return not too_short_for(history) and not has_gaps(history)
 
 
 def counted(count: int, severity: Severity) -> str:

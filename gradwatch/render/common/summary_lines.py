@@ -9,7 +9,7 @@ from gradwatch.events import LEFT_OUT
 from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Finding, Severity
 from gradwatch.render.common import format as units
-from gradwatch.render.common.run_stats import has_gaps, too_short_for
+from gradwatch.render.common.run_stats import HEALTHY, is_judged, too_short_for
 
 MAX_KINDS = 4
 """Maximum number of kinds to list."""
@@ -54,7 +54,7 @@ def _headline(history: History, problems: Sequence[Finding]) -> str:
     if not problems:
         short = too_short_for(history)
         text = f"no problems found in {steps}" + (f"; too short for: {', '.join(short)}" if short else "")
-        return text if short or has_gaps(history) else f"healthy: {text}"
+        return f"{HEALTHY}: {text}" if is_judged(history) else text
     # each kind once, at the onset of its first finding
     first_steps: dict[str, int] = {}
     for finding in problems:

@@ -10,6 +10,7 @@ from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Finding, Severity
 from gradwatch.render.common import format as units
 from gradwatch.render.common.config_patch import patch_yaml
+from gradwatch.render.common.run_stats import health, too_short_for
 from gradwatch.render.common.sparkline import UNICODE
 
 MOST = 100
@@ -24,9 +25,9 @@ def findings(found: Sequence[Finding], *, run: str, withdrawn: Sequence[Finding]
         run: TensorBoard's name of the run, for the links to its charts.
         withdrawn: Withdrawn findings to list.
     """
-    ended = [f"* {UNICODE.ok} withdrawn: {f.life}" for f in withdrawn[:MOST]]
+    ended = _withdrawn(withdrawn)
     if not found:
-        return "\n".join([f"**{UNICODE.ok} healthy**: no problems found.", *([""] if ended else []), *ended])
+        return "\n".join([f"**{UNICODE.ok} no problems found**", *([""] if ended else []), *ended])
     # a list, since the tab makes tables too narrow to read
     ordered = sorted(found, key=lambda f: (-f.severity, f.since))
     more = [f"\n{len(found) - MOST:,} more are not shown."] if len(found) > MOST else []
@@ -40,6 +41,8 @@ def finding(found: Finding, *, run: str) -> str:
 
 def diagnosis(history: History, diagnoses: Sequence[Diagnosis], *, run: str) -> str:
     """Return the diagnosis of a run: each cause with its reason, its fix and a way to confirm it."""
+    if not diagnoses and not history.findings:
+        return _health(history)
     if not diagnoses:
         return findings(history.findings, run=run, withdrawn=history.withdrawn)
     return "\n\n".join(_diagnosis(d, run) for d in sorted(diagnoses, key=lambda d: -d.severity))
@@ -53,6 +56,17 @@ def code(text: str, language: str) -> str:
 def sign(severity: Severity) -> str:
     """Return the sign of a severity."""
     return UNICODE.marks[severity]
+
+
+def _health(history: History) -> str:
+    short = too_short_for(history)
+    waits = [f"Too short for: {', '.join(short)}."] if short else []
+    over = "\n".join(_withdrawn(history.withdrawn))
+    return "\n\n".join([f"**{UNICODE.ok} {health(history)}**", *waits, *[over] * bool(over)])
+
+
+def _withdrawn(findings: Sequence[Finding]) -> list[str]:
+    return [f"* {UNICODE.ok} withdrawn: {f.life}" for f in findings[:MOST]]
 
 
 def _diagnosis(diagnosis: Diagnosis, run: str) -> str:

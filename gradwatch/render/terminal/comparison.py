@@ -32,7 +32,7 @@ from gradwatch.history.store import History
 from gradwatch.records import Finding
 from gradwatch.render.common import format as units
 from gradwatch.render.common.config_patch import flat
-from gradwatch.render.common.run_stats import RunStats, run_stats, watching, worst_severity
+from gradwatch.render.common.run_stats import RunStats, is_judged, run_stats, verdict, watching, worst_severity
 from gradwatch.render.common.sparkline import Glyphs, glyphs, sparkline
 from gradwatch.render.common.style import OK, SEVERITY, mark
 from gradwatch.render.json_document import UNKNOWN, strict, word
@@ -199,10 +199,11 @@ def _outcome(runs: tuple[History, History], signs: Glyphs, width: int) -> Table:
 
 
 def _health(run: History, signs: Glyphs) -> Text:
-    found, text = worst_severity(run), word(worst_severity(run), steps=run.step + 1)
-    if text == UNKNOWN:
-        return Text(text, "dim")
-    return Text.assemble(mark(found, signs), (f" {text}", OK if found is None else SEVERITY[found]))
+    if run.step < 0:
+        return Text(UNKNOWN, "dim")
+    found = worst_severity(run)
+    style = OK if found is None else SEVERITY[found]
+    return Text.assemble(mark(found, signs), (f" {verdict(found, is_judged=is_judged(run))}", style))
 
 
 def _validation(run: RunStats) -> str:

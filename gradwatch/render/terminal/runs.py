@@ -25,6 +25,7 @@ from rich.text import Text
 
 from gradwatch.history.disk.run_summary import FINAL, RunSummary
 from gradwatch.render.common import format as units
+from gradwatch.render.common.run_stats import verdict
 from gradwatch.render.common.sparkline import ASCII, Glyphs, glyphs
 from gradwatch.render.common.style import OK, SEVERITY, mark
 from gradwatch.render.json_document import UNKNOWN, ended, strict, word
@@ -99,7 +100,7 @@ def print_runs(console: Console, runs: Sequence[RunSummary], *, now: datetime.da
         table.add_column(head, justify=side, no_wrap=True, min_width=width[head], max_width=width[head])
     for run, row in zip(runs, rows, strict=True):
         # cut again: the widths are known only now
-        row["run"], row["found"] = _name(run, width["run"]), _found(run, width["found"])
+        row["run"], row["found"] = _name(run, width["run"]), _told(run, width["found"])
         table.add_row(*(row[head] for head in heads))
     console.print(table)
 
@@ -145,11 +146,11 @@ def _cells(run: RunSummary, now: datetime.datetime, signs: Glyphs) -> tuple[Text
 
 
 def _health(run: RunSummary, signs: Glyphs) -> Text:
-    health = word(run.worst_severity, steps=run.steps)
-    if health == UNKNOWN:
-        return Text(f"? {health}", "dim")
-    style = OK if run.worst_severity is None else SEVERITY[run.worst_severity]
-    return Text.assemble(mark(run.worst_severity, signs), (f" {health}", style))
+    if not run.steps:
+        return Text(f"? {UNKNOWN}", "dim")
+    found = run.worst_severity
+    word = Text(f" {found}", SEVERITY[found]) if found else Text()  # without problems, `_told` has the words
+    return mark(found, signs).append_text(word)
 
 
 def _name(run: RunSummary, width: int) -> Text:
@@ -160,6 +161,15 @@ def _name(run: RunSummary, width: int) -> Text:
 def _cut(name: str, width: int) -> str:
     # both ends stay: the config's name, and the time of day that tells its runs apart
     return name if len(name) <= width else f"{name[: width - TIME - 1]}~{name[-TIME:]}"
+
+
+def _told(run: RunSummary, width: int) -> Text:
+    """Return the finding kinds that fit, or in words that no problem was found."""
+    if run.found or not run.steps:
+        return _found(run, width)
+    # a summary does not read the history, from which it is judged whether the run was long enough
+    health = verdict(None, is_judged=False)
+    return Text(health if len(health) <= width else "", OK)
 
 
 def _found(run: RunSummary, width: int) -> Text:

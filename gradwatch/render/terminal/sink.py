@@ -62,6 +62,7 @@ class Terminal:
         self._is_live = self.log_format == "rich"
         self._signs = glyphs(self.console)
         self._told: dict[str, Finding] = {}  # by kind, the finding that its newest line is about
+        self._over: set[str] = set()  # kinds whose newest line is a withdrawal
         self._lines: Counter[str] = Counter()
         self._layers: tuple[Layer, ...] = ()
         self._screen: PrintedLines | Notebook | None = None
@@ -81,6 +82,7 @@ class Terminal:
         step = history.run.last_step
         if step < self._newest:  # the run was rewound, and may find the same problems again
             self._told.clear()
+            self._over.clear()
             self._lines.clear()
             self._val_step = min(self._val_step, step - 1)
         self._newest = step
@@ -99,12 +101,13 @@ class Terminal:
         if self.log_format == "json":
             self._out(json_document.line("finding", finding.to_json()))
             return
-        if self._is_live and finding.severity <= Severity.INFO:  # no problem, and the view counts and names it
+        if self._is_silent(finding):
             return
         told = self._told.get(finding.kind)
         if told and finding.severity <= told.severity:
             return
         self._told[finding.kind] = finding
+        self._over.discard(finding.kind)
         self._lines[finding.kind] += 1
         if self._lines[finding.kind] > MAX_PER_KIND:
             return
@@ -114,14 +117,15 @@ class Terminal:
             self.console.print(f"  more reports of {finding.kind}: see the summary", style="dim")
 
     def withdraw(self, finding: Finding) -> None:
-        """Print that a problem is over, if its newest line is about this finding."""
+        """Print that a problem is over, unless its newest line is about another layer or a withdrawal."""
         if self.log_format == "json":
             self._out(json_document.line("withdrawn", finding.to_json()))
             return
-        told = self._told.get(finding.kind)
-        if told is None or told.layer != finding.layer:
+        told = self._told.get(finding.kind)  # None for a finding from before a resume
+        if self._is_silent(finding) or finding.kind in self._over or (told and told.layer != finding.layer):
             return
-        del self._told[finding.kind]  # if the problem returns, it is news
+        self._told.pop(finding.kind, None)  # if the problem returns, it is news
+        self._over.add(finding.kind)
         if self._lines[finding.kind] <= MAX_PER_KIND:
             self.console.print(f"  {WITHDRAWN} {finding.life}", style="dim", soft_wrap=self._screen is None)
 
@@ -133,6 +137,10 @@ class Terminal:
         elif history.step >= 0:  # without a step, an error follows and the run is deleted
             self.console.print()
             print_summary(self.console, history, diagnoses, run_dir=self.run_dir)
+
+    def _is_silent(self, finding: Finding) -> bool:
+        # a note is no problem, and the live view counts and names it
+        return self._is_live and finding.severity <= Severity.INFO
 
     def _redraw(self, history: History) -> None:
         began = time.monotonic()

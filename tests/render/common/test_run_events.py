@@ -95,13 +95,13 @@ def test_of_many_the_first_are_shown_one_by_one(trained):
     assert told[-1].text == "and 11 more"
 
 
-def test_a_healthy_summary_says_that_the_run_went_back(eventful, trained, make_console, written):
+def test_a_summary_without_problems_says_that_the_run_went_back(eventful, trained, make_console, written):
     console = make_console(width=80)
 
     print_summary(console, eventful, (), run_dir=trained)
 
     text = written(console)
-    assert text.startswith("✔ healthy")
+    assert text.startswith("✔ no problems found")
     told = " ".join(text.split())
     assert f"rewind {REWIND.text} skipped {LEFT_OUT.text} incident gradwatch replay" in told
     command = f"  incident gradwatch replay {trained} --step 21"
