@@ -194,6 +194,29 @@ class BadSample(Training):
         return x, y
 
 
+class Logarithm(Training):
+    """The samples are weighted by the logarithm of an input, which is 0 once on rank 1."""
+
+    least = 0.0
+
+    def batch(self, step):
+        x, y = super().batch(step)
+        if step == LATE and self.rank == 1:
+            x[3, 4] = 0
+        return x, y
+
+    def backward(self, x, y, step):
+        self.optimizer.zero_grad()
+        weight = 1 + x[:, 4].abs().clamp(min=self.least).log() / 10
+        loss = (weight * cross_entropy(self.model(x), y, reduction="none")).mean()
+        loss.backward()
+        return loss
+
+
+class Guarded(Logarithm):
+    least = 1e-3
+
+
 class OwnRate(Training):
     def after(self, step):
         if step == LATE and self.rank == 1:
@@ -276,11 +299,25 @@ class Pipeline(Training):
 
 FAULTS = [
     Summed, DividedTwice, ClipBefore, NeverBroadcast, Unsynchronized, Unwrapped, LeftOut, ChangedLate, SameData,
-    Overlapping, BadSample, OwnRate, SameDropout, OwnStatistics,
+    Overlapping, BadSample, Logarithm, OwnRate, SameDropout, OwnStatistics,
 ]  # fmt: skip
 HEALTHY = [
-    Training, ByHand, ClipAfter, Accumulating, Dropout, BatchNorm, LocalSteps, OwnAverage, Uneven, Pipeline,
+    Training, ByHand, ClipAfter, Accumulating, Dropout, BatchNorm, LocalSteps, OwnAverage, Uneven, Pipeline, Guarded,
 ]  # fmt: skip
+
+REMEDIES = {
+    "average_gradients": [(Unwrapped, Training), (Unsynchronized, Accumulating), (LeftOut, Training)],
+    "clip_after_average": [(ClipBefore, ClipAfter)],
+    "divide_by_ranks": [(Summed, ByHand), (DividedTwice, ByHand)],
+    "broadcast_weights": [(NeverBroadcast, ByHand), (ChangedLate, Training)],
+    "split_data": [(SameData, Training), (Overlapping, Training)],
+    "clean_data": [(BadSample, Training)],
+    "record_ranks": [(Logarithm, Guarded)],
+    "same_rates": [(OwnRate, Training)],
+    "sync_statistics": [(OwnStatistics, BatchNorm)],
+    "seed_by_rank": [(SameDropout, Dropout)],
+}
+"""By remedy: pairs of a faulty case and of the healthy case that differs from it by this remedy only."""
 
 
 def main(rank, folder, names):

@@ -930,7 +930,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause(
         id=CauseId.NAN_ON_RANK,
         name="a formula that fails on the batch of one rank",
-        leads={"rank-non-finite": 10, "non-finite": 4},
+        leads={"rank-non-finite": 10, "non-finite": 40},
         explains={"exploding-gradient": 2, "gradient-spike": 2, "dead-layer": 2},
         requires=frozenset({Condition.RANK_NAN}),
         excludes=frozenset({Condition.RANK_INPUTS_BAD}),

@@ -6,9 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from rank_faults_worker import REMEDIES
 
 import gradwatch
+from gradwatch.diagnose.case import Case
+from gradwatch.diagnose.causes import CauseId, cause_of
 from gradwatch.diagnose.rank import diagnose
+from gradwatch.diagnose.remedies import KNOWN
 from gradwatch.records import Severity
 
 WORKER = Path(__file__).parents[2] / "rank_faults_worker.py"
@@ -25,13 +29,14 @@ FAULTS = {
     "SameData": ("rank-data", None, (0, 0), "shared-batches"),
     "Overlapping": ("rank-data", None, (10, 20), "shared-batches"),
     "BadSample": ("rank-non-finite", None, (20, 20), "bad-data-on-rank"),
+    "Logarithm": ("rank-non-finite", None, (20, 20), "nan-on-rank"),
     "OwnRate": ("rank-setting", None, (21, 21), "different-rates"),
     "SameDropout": ("rank-setting", None, (0, 0), "equal-seeds"),
     "OwnStatistics": ("rank-setting", None, (1, 2), "own-statistics"),
 }
 """By name of the case: kind, layer, first and last right onset, and cause."""
 
-RANKS = {"BadSample": 1, "OwnRate": 1}
+RANKS = {"BadSample": 1, "Logarithm": 1, "OwnRate": 1}
 
 HEALTHY = (
     "Training",
@@ -44,6 +49,7 @@ HEALTHY = (
     "OwnAverage",
     "Uneven",
     "Pipeline",
+    "Guarded",
 )
 
 
@@ -78,6 +84,17 @@ def test_a_healthy_loop_on_two_ranks_raises_no_alarm(name, folder):
 
     assert run.step >= 37
     assert [str(f) for f in run.findings if f.severity > Severity.INFO] == []
+
+
+@pytest.mark.parametrize("remedy", REMEDIES)
+def test_a_loop_with_a_fault_is_offered_the_remedy_of_a_loop_without_it(remedy, folder):
+    for pair in REMEDIES[remedy]:
+        histories = [gradwatch.load_run(folder / case.__name__).history for case in pair]
+        leading = diagnose(histories[0])[0]
+
+        assert remedy in cause_of(CauseId(leading.cause_id)).remedies
+        assert KNOWN[remedy](Case.of(histories[0], leading.findings)) in leading.remedies
+        assert [d.cause_id for d in diagnose(histories[1]) if d.severity > Severity.INFO] == []
 
 
 def test_each_rank_keeps_its_own_part(folder):
