@@ -105,7 +105,9 @@ def _of_layer(history: History, leading: Finding) -> dict[Condition, bool]:
     # a parameter is no activation: then any softmax of the model counts
     is_softmax = any(name.startswith("Softmax") for name in own or {a.module_type for a in activations})
     affected = layers_of(history, leading.layer)
-    input_size = _input_size(history, leading.layer)
+    # a backward gain ends at a layer whose inputs the network makes; the first layer shows the size of the data
+    is_gain = any(q.key == "backward.gain_decades" for q in leading.evidence)
+    input_size = _input_size(history, None if is_gain else leading.layer)
     return {
         Condition.LARGE_INPUTS: input_size > LARGE_INPUT,
         Condition.USUAL_INPUTS: input_size < USUAL_INPUT,

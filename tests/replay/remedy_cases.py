@@ -13,12 +13,16 @@ from torch.nn import functional as F
 
 import gradwatch
 
-Loss = Callable[[nn.Module, int], tuple[torch.Tensor, torch.Tensor]]
+VALIDATION_STEPS = 10
+"""Steps between two validations of a loop with data that are held out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loop:
-    """A loop with a fault: the model, the loss of a step, and how both are with a remedy that is told in words."""
+    """A loop with a fault: the model, the loss of a step, and how both are with a remedy that is told in words.
+
+    The last argument of each function is the remedy: False without it, else its code, or True if it has no code.
+    """
 
     kind: str
     cause: str
@@ -31,6 +35,7 @@ class Loop:
     steps: int = 60
     clears: Callable[[bool], bool] = lambda fixed: True
     batch: Callable[[int, bool], tuple[torch.Tensor, torch.Tensor]] | None = None
+    held_out: Callable[[nn.Module], torch.Tensor] | None = None
     is_code: bool = False
 
 
@@ -64,8 +69,17 @@ def run(case, *, code="", fixed=False):
             if is_each and "backward" not in code:
                 exec(code, scope)
             optimizer.step()
-            monitor.step(loss, batch=x)
+            is_validated = case.held_out and step % VALIDATION_STEPS == VALIDATION_STEPS - 1
+            monitor.step(loss, batch=x, val_loss=validate(case, model) if is_validated else None)
     return monitor
+
+
+def validate(case, model):
+    model.eval()
+    with torch.no_grad():
+        loss = case.held_out(model)
+    model.train()
+    return loss
 
 
 def mlp(*, depth=3, width=32, act=nn.ReLU, outputs=4, inputs=8):
@@ -366,7 +380,7 @@ LOOPS = {
     ),
     "bad-data": Loop(kind="non-finite", cause="bad-data", remedy="clean_data", model=lambda _: mlp(), batch=broken),
     "inputs": Loop(
-        kind="layer-imbalance",
+        kind="saturated-activation",
         cause="unscaled-inputs",
         remedy="standardize",
         model=lambda _: mlp(act=nn.Tanh),

@@ -7,6 +7,8 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from rank_faults_worker import REMEDIES as OF_RANKS
+from replay.code_cases import CODE_LOOPS
 from replay.remedy_cases import FORMULAS, LOOPS, Loop, Operation, run
 
 from gradwatch.config.load import load_config
@@ -18,33 +20,7 @@ from gradwatch.records import Severity
 from gradwatch.replay.trials.trial_run import run_trial
 
 UNTESTED = {
-    "augment": "advice: what augments data depends on the data",
-    "clip": "limits the step; the finding is about gradients before they are clipped",
-    "divide_sums": "planted sums are found as a bad initialization, with another remedy",
     "find_operation": "names the operation and changes nothing",
-    "freeze_target": "needs a bootstrapped training of minutes to diverge",
-    "group_norm": "needs validations with data of other statistics",
-    "count_terms": "advice: which terms are left depends on labels, mask and margin",
-    "keep_labels": "advice: what removes the labels is in the data",
-    "leave_out_empty": "changes the loss function of a loop, which no setting can",
-    "make_updates": "advice: the fault is in the optimizer's own code",
-    "bound_divisor": "changes the loss function of a loop, which no setting can",
-    "keep_rate": "changes the code of a module, which no setting can",
-    "subtract_entropy": "changes the loss function of a loop, which no setting can",
-    **dict.fromkeys(
-        (
-            "average_gradients",
-            "clip_after_average",
-            "divide_by_ranks",
-            "broadcast_weights",
-            "split_data",
-            "record_ranks",
-            "same_rates",
-            "sync_statistics",
-            "seed_by_rank",
-        ),
-        "changes a loop on several ranks: tests/end_to_end/watch/test_rank_faults.py trains with and without it",
-    ),
     "larger_batch": "a lower noise takes longer to show than the tests may take",
 }
 """Remedies without a planted fault, each with the reason."""
@@ -147,6 +123,8 @@ CURES = [
 ]
 """A planted fault, its cause, and a key of the patch of each remedy that must cure it."""
 
+OWN_LOOPS = LOOPS | CODE_LOOPS
+
 IN_CONFIGS = {
     "lower_rate", "drop_jump", "raise_rate", "per_epoch", "relu_kaiming", "normalize", "relu_residual_norm", "xavier",
     "kaiming", "scaler", "init_scale", "bf16", "shuffle", "standardize", "weight_decay", "early_stop", "nonlinear",
@@ -208,9 +186,9 @@ def test_a_remedy_for_a_config_cures_its_planted_fault(name, cause, key, folder)
         assert made.loss < 10, "it learns"
 
 
-@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize("name", OWN_LOOPS)
 def test_a_remedy_for_an_own_loop_cures_its_planted_fault(name):
-    case = LOOPS[name]
+    case = OWN_LOOPS[name]
     monitor = run(case)
     diagnosis = next((d for d in diagnose(monitor.history) if d.cause_id == case.cause), None)
     assert diagnosis, [d.cause_id for d in diagnose(monitor.history)]
@@ -218,9 +196,10 @@ def test_a_remedy_for_an_own_loop_cures_its_planted_fault(name):
     remedy = diagnosis.remedies[min(place, len(diagnosis.remedies) - 1)]
 
     assert not remedy.patch, "an own loop has no config"
-    cured = run(case, code=remedy.code) if case.is_code else run(case, fixed=True)
+    assert case.kind in {f.kind for f in diagnosis.findings if f.severity > Severity.INFO}
+    cured = run(case, code=remedy.code) if case.is_code else run(case, fixed=remedy.code or True)
 
-    left = [f for f in cured.history.findings if f.kind == diagnosis.findings[0].kind and f.severity > Severity.INFO]
+    left = [f for f in cured.history.findings if f.kind == case.kind and f.severity > Severity.INFO]
     assert left == [], f"{remedy.text}: {remedy.code}"
 
 
@@ -241,7 +220,8 @@ def test_the_stable_form_of_a_formula_keeps_the_loss_and_the_gradients_finite(na
 
 
 def test_every_remedy_is_tested_or_has_a_reason_why_not():
-    tested = IN_CONFIGS | {case.remedy for case in LOOPS.values()} | {"stable_formula"}
+    of_loops = {case.remedy for case in OWN_LOOPS.values()}
+    tested = IN_CONFIGS | of_loops | set(OF_RANKS) | {"stable_formula"}  # of ranks: test_rank_faults
 
     assert tested | set(UNTESTED) == set(KNOWN)
     assert not tested & set(UNTESTED)
