@@ -6,6 +6,7 @@ installed; the picture of TensorBoard is taken by hand.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import shutil
 import tempfile
@@ -32,12 +33,14 @@ from gradwatch.train.loop import train
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / ".github" / "pictures"
 WIDTH = 100
+RUNS = Path("runs")
+"""Folder of the runs, relative as in the commands of the README, so that the pictures show such paths."""
 
 
-def run(config: str, out: Path) -> History:
+def run(config: str) -> History:
     """Train a config and return what was recorded."""
-    overrides = [f"run.out={out}", "sinks.terminal.enabled=false", "sinks.tensorboard.enabled=false"]
-    return train(load_config(ROOT / "configs" / config, overrides)).history
+    overrides = [f"run.out={RUNS}", "sinks.terminal.enabled=false", "sinks.tensorboard.enabled=false"]
+    return train(load_config(Path("configs") / config, overrides)).history
 
 
 def recorder() -> Console:
@@ -63,10 +66,9 @@ def draw_live(history: History, *, step: int) -> None:
     console.save_svg(str(PICTURES / "live.svg"), title="gradwatch train configs/clinic/vanishing-gradient.yaml")
 
 
-def draw_replay(out: Path) -> None:
+def draw_replay() -> None:
     """Draw the replay of the step at which a loss became NaN."""
-    history = run("clinic/non-finite.yaml", out)
-    directory = next(path for path in out.iterdir() if path.name == history.info.name)
+    directory = RUNS / run("clinic/non-finite.yaml").info.name
     done = rerun(directory)
     located = locate_in_run(directory, done.step)
     console = recorder()
@@ -74,6 +76,13 @@ def draw_replay(out: Path) -> None:
     console.print()
     print_located(console, located.located, step=located.step, since=located.since)
     console.save_svg(str(PICTURES / "replay.svg"), title="gradwatch replay")
+
+
+def draw_summary(history: History, name: str, *, title: str) -> None:
+    """Draw the summary of a run."""
+    console = recorder()
+    print_summary(console, history, diagnose(history), run_dir=RUNS / history.info.name)
+    console.save_svg(str(PICTURES / f"{name}.svg"), title=title)
 
 
 def photograph_report(history: History) -> None:
@@ -107,19 +116,16 @@ def photograph_report(history: History) -> None:
 def main() -> None:
     """Draw the live view and the report of an ill run, the diagnosis of another, and the summary of a healthy one."""
     PICTURES.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder)
-        ill, healthy = run("clinic/dead-relu.yaml", out), run("quickstart.yaml", out)
-        vanishing = run("clinic/vanishing-gradient.yaml", out)
-        draw_replay(out)
-    draw_live(vanishing, step=40)
-    photograph_report(vanishing)
-    console = recorder()
-    print_summary(console, ill, diagnose(ill), run_dir=Path("runs") / ill.info.name)
-    console.save_svg(str(PICTURES / "diagnose.svg"), title=f"gradwatch diagnose runs/{ill.info.name}")
-    console = recorder()
-    print_summary(console, healthy, diagnose(healthy), run_dir=Path("runs") / healthy.info.name)
-    console.save_svg(str(PICTURES / "summary.svg"), title="gradwatch train configs/quickstart.yaml")
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        shutil.copytree(ROOT / "configs", "configs")
+        healthy = run("quickstart.yaml")
+        draw_summary(healthy, "summary", title="gradwatch train configs/quickstart.yaml")
+        ill = run("clinic/dead-relu.yaml")
+        draw_summary(ill, "diagnose", title=f"gradwatch diagnose {RUNS / ill.info.name}")
+        draw_replay()
+        vanishing = run("clinic/vanishing-gradient.yaml")
+        draw_live(vanishing, step=40)
+        photograph_report(vanishing)
 
 
 if __name__ == "__main__":
