@@ -20,6 +20,7 @@ from gradwatch.errors import GradwatchError
 from gradwatch.history.compare import compare_rows
 from gradwatch.history.disk.writer import read
 from gradwatch.incident import recorder
+from gradwatch.records import Severity
 from gradwatch.replay.incident import incidents
 from gradwatch.replay.rerun import rerun
 from gradwatch.train.loop import train
@@ -238,6 +239,15 @@ def test_a_run_without_an_incident_asks_for_a_step(tmp_path):
 
     with pytest.raises(GradwatchError, match=r"no critical problem was found.*--step 39"):
         rerun(directory)
+
+
+def test_a_run_whose_incidents_were_not_saved_does_not_deny_its_problem(tmp_path):
+    directory = trained(tmp_path, "watch.record.enabled=false")
+    (step,) = {f.step for f in read(directory).findings if f.severity == Severity.CRITICAL}
+
+    with pytest.raises(GradwatchError, match=rf"no incident of its critical problem was saved.*--step {step}$"):
+        rerun(directory)
+    assert rerun(directory, step=step).is_same
 
 
 def test_comparing_skips_clocks_and_missing_numbers_and_finds_a_single_bit():

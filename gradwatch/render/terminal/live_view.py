@@ -114,7 +114,8 @@ def _loss(history: History, trend: int, signs: Glyphs) -> Text:
     loss = newest(history, "loss")
     text = _label("loss").append(f" {units.value(loss):<9}", _alarm(loss))
     loss_T = history["loss"]
-    text.append(sparkline(broken(loss_T), width=trend, signs=signs, log=_is_spiky(loss_T)))
+    # padded, so that the metrics stay in place while a short trend grows
+    text.append(sparkline(broken(loss_T), width=trend, signs=signs, log=_is_spiky(loss_T)).ljust(trend))
     for metric, shown in (("val_loss", units.value), ("val_accuracy", units.percent)):
         step, measured = history.latest_validation(metric)
         text.append(f"  {metric} {shown(measured)}" if step >= 0 else "")
@@ -131,7 +132,7 @@ def _is_spiky(loss_T: Floats) -> bool:
 def _gradients(history: History, trend: int, signs: Glyphs) -> Text:
     norm, clipped = newest(history, "grad_norm.before_clip"), newest(history, "grad_norm.after_clip")
     text = _label("gradient").append(f" {units.value(norm):<9}", _alarm(norm))
-    text.append(sparkline(broken(history["grad_norm.before_clip"]), width=trend, signs=signs, log=True))
+    text.append(sparkline(broken(history["grad_norm.before_clip"]), width=trend, signs=signs, log=True).ljust(trend))
     # 0.999: the two norms differ by rounding even if nothing is clipped
     text.append(f"  clipped to {units.number(clipped)}" if clipped < 0.999 * norm else "  total norm")
     rate = newest(history, "lr.0")

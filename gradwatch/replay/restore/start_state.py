@@ -8,6 +8,8 @@ from typing import Any, final
 
 from gradwatch.errors import RunError
 from gradwatch.history.disk.writer import read
+from gradwatch.history.store import History
+from gradwatch.incident import warrants_incident
 from gradwatch.replay.incident import Incident, incidents
 from gradwatch.train import checkpoint
 from gradwatch.train.data_position import Identity
@@ -61,12 +63,7 @@ def find_start_state(run: Path, step: int | None = None) -> StartState:
     found = incidents(run)
     if step is None:
         if not found:
-            history = read(run)
-            named = min((f.step for f in history.findings), default=history.step)
-            raise RunError(
-                f"{run}: no critical problem was found, so there is no incident to replay; "
-                f"name a step, such as --step {named}"
-            )
+            raise RunError(f"{run}: {_without_incident(read(run))}")
         step = found[0].step
     incident = next((one for one in found if one.step == step), None)
     recorded = read(run).step
@@ -93,6 +90,15 @@ def recorded(source: StartState) -> dict[str, Any]:
         kept: dict[str, Any] = source.incident.state()["rows"]
         return kept
     return rows(read(source.run), first=source.begins_at)
+
+
+def _without_incident(history: History) -> str:
+    """Return why a run has no incident, and which step to name instead."""
+    critical = [finding.step for finding in history.findings if warrants_incident(finding)]
+    if critical:  # incidents are disabled, or saving one failed, of which the training has warned
+        return f"no incident of its critical problem was saved; name the step: --step {min(critical)}"
+    step = min((finding.step for finding in history.findings), default=history.step)
+    return f"no critical problem was found, so there is no incident to replay; name a step, such as --step {step}"
 
 
 def _of_incident(run: Path, step: int, incident: Incident | None, holder: Incident) -> StartState:

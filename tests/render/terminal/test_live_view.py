@@ -132,6 +132,16 @@ def test_findings_of_a_kind_share_a_line(vanishing):
     assert lines[0].endswith(f" and {others} more")
 
 
+def test_the_numbers_stay_in_place_while_the_trend_grows(healthy):
+    history = copy.deepcopy(healthy.history)
+    late = _panel(healthy).split("\n")[2].index("total norm")
+
+    history.truncate(3)
+
+    early = panel(history, (), width=80, signs=UNICODE).plain.split("\n")[2]
+    assert early.index("total norm") == late
+
+
 def test_broken_numbers_are_drawn_as_broken(broken):
     loss = _panel(broken).split("\n")[1]
 
