@@ -11,6 +11,7 @@ from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Severity
 from gradwatch.render.common import format as units
 from gradwatch.render.common.problems import RunProblem, problems
+from gradwatch.render.common.run_events import early_ending
 from gradwatch.render.common.run_stats import RunStats, counted, health, run_stats, too_short_for, watching
 from gradwatch.render.common.series import broken
 from gradwatch.render.common.sparkline import Glyphs, sparkline
@@ -72,12 +73,6 @@ def packed(facts: Sequence[Text], *, width: int, indent: str = GAP, hanging: str
         else:
             lines.append(Text(hanging if lines else indent).append_text(fact))
     return lines
-
-
-def early_ending(history: History) -> str:
-    """Return how a run ended that did not reach its planned end; an empty string for other runs."""
-    ending = history.ending
-    return "" if ending is None or ending.kind in ("finished", "running") else ending.sentence(history.step + 1)
 
 
 def _problems(history: History, found: Sequence[RunProblem], signs: Glyphs, width: int) -> list[Text]:

@@ -79,3 +79,9 @@ def replay(event: Event, history: History, *, run: Path | None) -> str:
     if not (run / "config.yaml").is_file():
         return rerun_code(history, event.step) if history.directory else ""
     return f"gradwatch replay {run} --step {event.step}"
+
+
+def early_ending(history: History) -> str:
+    """Return how a run ended that did not reach its planned end; an empty string for other runs."""
+    ending = history.ending
+    return "" if ending is None or ending.kind in ("finished", "running") else ending.sentence(history.step + 1)

@@ -38,6 +38,7 @@ class RunStats:
         samples_per_s: Throughput, estimated from the kept steps.
         watch_frac: Fraction of the time that the monitor took, measured over the steps that are not thinned.
         watch_s: Seconds that the monitor took, estimated for all steps.
+        watch_us: Median overhead of a step in microseconds: the first steps take far more than all later ones.
         loss: Training loss at the newest step.
         val_loss: Newest validation loss.
         val_accuracy: Newest validation accuracy, 0..1.
@@ -50,6 +51,7 @@ class RunStats:
     samples_per_s: float
     watch_frac: float
     watch_s: float
+    watch_us: float
     loss: float
     val_loss: float
     val_accuracy: float
@@ -125,6 +127,7 @@ def run_stats(history: History) -> RunStats:
     # thinning keeps multiples of powers of 2, which sampled steps are too: thinned parts overstate the overhead
     whole_T = known_T & (weight_T == 1)
     whole_ms = float(np.sum(step_ms_T[whole_T]))
+    spent_T = watch_T[whole_T & ~np.isnan(watch_T)]
     watch_frac = float(np.nansum(watch_T[whole_T])) / whole_ms if whole_ms > 0 else float("nan")
     wait_T, memory_T = history["data_wait_ms"], history["peak_memory_bytes"]
     waits_T = known_T & ~np.isnan(wait_T)  # a loop of the user's own does not measure its waits
@@ -136,6 +139,7 @@ def run_stats(history: History) -> RunStats:
         samples_per_s=samples / time_ms * 1e3 if time_ms > 0 and samples > 0 else float("nan"),
         watch_frac=watch_frac,
         watch_s=watch_frac * time_ms / 1e3,
+        watch_us=1e3 * float(np.median(spent_T)) if len(spent_T) else float("nan"),
         loss=newest(history, "loss"),
         val_loss=history.latest_validation("val_loss")[1],
         val_accuracy=history.latest_validation("val_accuracy")[1],
@@ -149,7 +153,7 @@ def watching(run: RunStats) -> str:
     if math.isnan(run.watch_frac):
         return units.MISSING
     # us, as in torch's profiler: a terminal without Unicode has no micro sign
-    per_step = f"{1e6 * run.watch_s / run.steps:,.0f} us per step"
+    per_step = f"{run.watch_us:,.0f} us per step"
     return f"{per_step} ({units.percent(run.watch_frac)})" if run.seconds >= SHORT_S else per_step
 
 

@@ -10,9 +10,8 @@ from pathlib import Path
 from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Severity
 from gradwatch.render.common import format as units
-from gradwatch.render.common.headline import early_ending
 from gradwatch.render.common.problems import RunProblem, problems
-from gradwatch.render.common.run_events import run_events
+from gradwatch.render.common.run_events import early_ending, run_events
 from gradwatch.render.common.run_stats import health, run_stats, watching, worst_severity
 from gradwatch.render.report.text import badge, definitions, prose
 

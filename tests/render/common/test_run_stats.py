@@ -20,6 +20,7 @@ def test_facts_of_a_run_follow_from_its_history(healthy):
     assert seen.seconds == pytest.approx(step_ms.sum() / 1e3)
     assert seen.watch_frac == pytest.approx(120 * 0.1 / step_ms.sum())
     assert seen.watch_s == pytest.approx(120 * 0.1 / 1e3)
+    assert seen.watch_us == pytest.approx(100)
     assert seen.val_accuracy == 0.875
     assert seen.wait_frac == pytest.approx(healthy.history["data_wait_ms"].sum() / step_ms.sum())
     assert seen.peak_memory_bytes == healthy.history["peak_memory_bytes"].max()
@@ -27,8 +28,8 @@ def test_facts_of_a_run_follow_from_its_history(healthy):
 
 def test_what_watching_took_is_told_per_step_and_as_percent_only_where_the_run_is_long(healthy):
     short, blank = run_stats(healthy.history), run_stats(History(RunInfo(name="", created="", layers=())))
-    brief = dataclasses.replace(short, seconds=0.2, watch_s=0.0636, watch_frac=0.318)
-    usual = dataclasses.replace(short, seconds=SHORT_S, watch_s=0.13, watch_frac=0.013)
+    brief = dataclasses.replace(short, seconds=0.2, watch_us=530.0, watch_frac=0.318)
+    usual = dataclasses.replace(short, seconds=SHORT_S, watch_us=1083.0, watch_frac=0.013)
 
     assert watching(brief) == "530 us per step"
     assert watching(dataclasses.replace(usual, seconds=9.0)) == "1,083 us per step"
@@ -57,6 +58,7 @@ def test_sampled_steps_of_which_thinning_keeps_more_than_of_others_do_not_make_w
 
     assert seen.watch_frac == pytest.approx(watch_ms_T.mean() / 10, rel=0.05)
     assert seen.watch_s == pytest.approx(watch_ms_T.sum() / 1e3, rel=0.05)
+    assert seen.watch_us == pytest.approx(100), "the usual step, not the mean with the sampled ones"
 
 
 def test_nothing_is_known_of_a_run_without_steps():
