@@ -200,6 +200,7 @@ CAUSES: tuple[Cause, ...] = (
             Condition.RATE_JUMPED: 0.2,
             Condition.LATE: 0.2,
             Condition.BACKWARD_GAIN: 0.5,
+            Condition.AMPLIFIED: 0.1,
         },
         because="Every layer multiplies the signal by its gain; over many layers the product moves far from 1.",
         confirm="Print the standard deviation of each layer's output for one batch at step 0: it must stay near 1.",
@@ -282,9 +283,9 @@ CAUSES: tuple[Cause, ...] = (
         id=CauseId.UNDIVIDED_SUM,
         name="sum over neighbors or positions without averaging",
         leads={"exploding-gradient": 6},
-        explains={"learning-rate-too-high": 1.5, "loss-plateau": 1.5, "non-finite": 2},
+        explains={"poor-initialization": 3, "learning-rate-too-high": 1.5, "loss-plateau": 1.5, "non-finite": 2},
         requires=frozenset({Condition.BACKWARD_GAIN}),
-        conditions={Condition.LARGE_INPUTS: 0.1},
+        conditions={Condition.LARGE_INPUTS: 0.1, Condition.AMPLIFIED: 4},
         because=(
             "Backprop amplifies the gradient because each layer adds up many values without dividing by their number."
         ),

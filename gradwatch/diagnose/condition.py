@@ -130,6 +130,9 @@ class Condition(enum.Enum):
     BACKWARD_GAIN = enum.auto()
     """The finding contains the gain of the backward pass."""
 
+    AMPLIFIED = enum.auto()
+    """The first loss or the backward gain is high, but no weight matrix began larger than Kaiming initialization."""
+
     UNBOUNDED_LOSS = enum.auto()
     """The loss falls below zero without bound."""
 

@@ -11,7 +11,14 @@ import numpy as np
 from gradwatch.diagnose.condition import Condition
 from gradwatch.diagnose.gradient_noise import noise_scale
 from gradwatch.diagnose.graph_notes import layers_of
-from gradwatch.diagnose.run_numbers import RATE_JUMP, USUAL_STEPS, is_clipped, measure_run
+from gradwatch.diagnose.run_numbers import (
+    KAIMING_TOLERANCE,
+    RATE_JUMP,
+    USUAL_STEPS,
+    is_clipped,
+    kaiming_ratios,
+    measure_run,
+)
 from gradwatch.events import (
     BATCH_FINITE,
     BATCH_NONFINITE,
@@ -170,6 +177,7 @@ def _of_norms(history: History, leading: Finding) -> dict[Condition, bool]:
         # the detector of spikes runs every 5 steps, so the report may follow the harm
         Condition.SPIKED: any(START_STEPS < spike <= step + 5 for spike in spikes),
         Condition.NOISY: noise is not None and noise.is_noisy,
+        Condition.AMPLIFIED: _is_amplified(history, leading),
     }
 
 
@@ -252,6 +260,13 @@ def _is_faint(history: History) -> bool:
     std_A = history.act.newest("act.std")
     kept = [a.module_type in CENTERED for a in history.info.activations]
     return bool((std_A[kept] < FAINT_STD).any())
+
+
+def _is_amplified(history: History, leading: Finding) -> bool:
+    """Return whether the first loss or the backward gain is high, and no weight matrix began above Kaiming's size."""
+    is_high = any(q.key in ("backward.gain_decades", "loss.log_classes") for q in leading.evidence)
+    ratio_L = kaiming_ratios(history) if is_high else np.empty(0)
+    return bool(ratio_L.size) and bool(np.all(ratio_L < 1 + KAIMING_TOLERANCE))
 
 
 def _is_calm(history: History, step: int) -> bool:

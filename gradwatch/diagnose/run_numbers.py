@@ -92,14 +92,21 @@ def is_clipped(history: History) -> bool:
     return bool(np.any(history["grad_norm.after_clip"] < CLIPPED_FRAC * history["grad_norm.before_clip"]))
 
 
-def _is_kaiming(history: History) -> bool:
+def kaiming_ratios(history: History) -> NDArray[np.floating[Any]]:
+    """Return the first norm of each weight matrix over the norm that Kaiming initialization gives it."""
     matrices = [
         i for i, la in enumerate(history.info.layers) if len(la.shape) >= 2 and "Embedding" not in la.module_type
     ]
     first_L = history["weight.l2"][:1, matrices].ravel()
     # numel weights of variance 2 / fan-in, with numel = fan-out x fan-in
     expected_L = np.sqrt([2.0 * history.info.layers[i].shape[0] for i in matrices])
-    return bool(first_L.size) and bool(np.all(np.abs(first_L / expected_L - 1) < KAIMING_TOLERANCE))
+    ratio_L: NDArray[np.floating[Any]] = first_L / expected_L if first_L.size else first_L
+    return ratio_L
+
+
+def _is_kaiming(history: History) -> bool:
+    ratio_L = kaiming_ratios(history)
+    return bool(ratio_L.size) and bool(np.all(np.abs(ratio_L - 1) < KAIMING_TOLERANCE))
 
 
 def _last_jump(rate_T: NDArray[np.floating[Any]]) -> int | None:

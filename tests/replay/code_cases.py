@@ -177,7 +177,7 @@ def other_patients(model):
 
 
 class Graph(nn.Module):
-    """A network over the nodes of a random graph, with 4 numbers for the whole graph as its output."""
+    """A network over the nodes of a random graph, with the class of the whole graph as its output."""
 
     def __init__(self, fixed):
         super().__init__()
@@ -195,7 +195,7 @@ class Graph(nn.Module):
 
 def graphs(step, fixed):
     x = torch.randn(8, 100, 8)
-    return x, 10 * x.mean(1)[:, :4]
+    return x, x.mean(1)[:, :4].argmax(1)
 
 
 CODE_LOOPS = {
@@ -294,7 +294,6 @@ CODE_LOOPS = {
         remedy="divide_sums",
         model=Graph,
         batch=graphs,
-        loss=lambda model, x, y, fixed: F.mse_loss(model(x), y),
         steps=30,
     ),
 }
