@@ -560,7 +560,12 @@ CAUSES: tuple[Cause, ...] = (
     Cause(
         id=CauseId.UNSCALED_INPUTS,
         name="inputs not normalized",
-        leads={"layer-imbalance": 5, "saturated-activation": 4, "exploding-gradient": 0.7},
+        leads={
+            "layer-imbalance": 5,
+            "saturated-activation": 4,
+            "exploding-gradient": 0.7,
+            "poor-initialization": 0.7,
+        },
         explains={
             "vanishing-gradient": 1.5,
             "dead-relu": 2,

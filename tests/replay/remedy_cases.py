@@ -386,6 +386,14 @@ LOOPS = {
         model=lambda _: mlp(act=nn.Tanh),
         batch=raw,
     ),
+    "inputs-of-relus": Loop(
+        kind="poor-initialization",
+        cause="unscaled-inputs",
+        remedy="standardize",
+        model=lambda _: mlp(),
+        batch=raw,
+        steps=30,
+    ),
     "range": Loop(
         is_code=True,
         kind="saturated-activation",
