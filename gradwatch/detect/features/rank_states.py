@@ -42,7 +42,7 @@ class Difference(NamedTuple):
         """Return the rank, the number of parameters and the difference."""
         values = self.events[0].values
         return (
-            *([] if self.rank is None else [Quantity(key="rank", value=self.rank, label="rank")]),
+            *([] if self.rank is None else [Quantity(key="rank", value=float(self.rank))]),
             Quantity(key="rank.parameters", value=values["parameters"], label="parameters that differ"),
             Quantity(key="rank.difference", value=values["difference"], label="largest relative difference"),
             *([Quantity(key="rank.clipped", value=1.0, label="clipped")] if values.get("clipped") else []),

@@ -9,7 +9,13 @@ from typing import ClassVar, final
 from gradwatch.detect import Example
 from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import finding_of
-from gradwatch.events import RANK_BATCHES_EQUAL, RANK_BATCHES_REPEATED, EventKind
+from gradwatch.events import (
+    RANK_BATCHES_EQUAL,
+    RANK_BATCHES_REPEATED,
+    RANK_GRADIENTS_AGREE,
+    RANK_WEIGHTS_AGREE,
+    EventKind,
+)
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity
@@ -25,7 +31,7 @@ class RankData:
     Why it matters: the average over ranks then averages equal gradients. The training costs as much as on all ranks,
     and learns as slowly as on one. Batches that return in another order count samples twice in an epoch.
 
-    Example: a DataLoader with `shuffle=True` and the same seed on each rank, without a DistributedSampler.
+    Example: `DataLoader(dataset, shuffle=True)` with the same seed on each rank, without a `DistributedSampler`.
 
     What to do: give the DataLoader `sampler=DistributedSampler(dataset)`, and call `sampler.set_epoch(epoch)` before
     each epoch. For a stream, take every n-th sample, starting at the rank.
@@ -40,7 +46,7 @@ class RankData:
     https://pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler.
 
     Args:
-        every: Steps between two checks.
+        every: Steps between two checks. 5: batches are compared at every step.
         patience: Steps after the first equal batch before the report. 0: the comparison has waited for three.
     """
 
@@ -54,8 +60,8 @@ class RankData:
         for kind in (RANK_BATCHES_EQUAL, RANK_BATCHES_REPEATED):
             if event := next(events_of(history, kind), None):
                 ranks = [
-                    Quantity(key=f"rank.{name}", value=event.values[name], label=label)
-                    for name, label in (("rank", "rank"), ("other", "other rank"))
+                    Quantity(key=key, value=event.values[name], label=label)
+                    for key, name, label in (("rank", "rank", ""), ("rank.other", "other", "other rank"))
                 ]
                 yield finding_of(self, history, event.text, *ranks, onset=event.step)
                 return
@@ -67,6 +73,10 @@ class RankData:
         repeated = {"rank": 1.0, "other": 0.0, "batches": 5.0, "of": 20.0}
         yield Example("the shards of two ranks overlap", _example(RANK_BATCHES_REPEATED, repeated), (None,))
         yield Example("a healthy run", Synthetic(steps=60).history())
+        agree = Synthetic(steps=60).add_event(RANK_GRADIENTS_AGREE).add_event(RANK_WEIGHTS_AGREE)
+        yield Example("ranks with equal gradients and batches of their own", agree.history())
+        later = Synthetic(steps=60).add_event(RANK_BATCHES_EQUAL, step=80, values={"rank": 0, "other": 1})
+        yield Example("equal batches of a later step are not known yet", later.history())
 
 
 def _example(kind: EventKind, values: dict[str, float]) -> History:

@@ -28,7 +28,7 @@ class RankDivergence:
     Why it matters: data parallelism averages gradients on the assumption that all ranks have the same weights. If the
     weights differ, the average is a gradient of no model, and only the weights of rank 0 are saved.
 
-    Example: a loop that averages gradients itself, and never broadcast the initial weights of rank 0.
+    Example: `dist.all_reduce(p.grad)` in each step, without `dist.broadcast(p.data, 0)` before the first one.
 
     What to do: broadcast parameters and buffers from rank 0 before the first step. Do not change weights on one rank
     only, as by loading a checkpoint on rank 0 after DDP wrapped the model.
@@ -42,7 +42,7 @@ class RankDivergence:
     Source: Li et al. 2020, "PyTorch Distributed", VLDB, https://arxiv.org/abs/2006.15704, sec. 3.
 
     Args:
-        every: Steps between two checks.
+        every: Steps between two checks. 10: weights are sampled as often.
         patience: Steps for which weights must differ. 20: two samples, so that a periodic average can show.
     """
 
@@ -85,3 +85,8 @@ class RankDivergence:
         averaged.add_event(RANK_WEIGHTS_DIFFER, step=10, values=VALUES)
         averaged.add_event(RANK_WEIGHTS_AGREE, step=20)
         yield Example("the weights are averaged every 20 steps", averaged.history())
+        late = Synthetic(steps=60).add_event(RANK_WEIGHTS_AGREE).add_event(RANK_WEIGHTS_DIFFER, step=50, values=VALUES)
+        yield Example("the weights have differed for one sample only", late.history())
+        rates = Synthetic(steps=60).add_event(RANK_RATES_DIFFER, step=5, values={"rank": 1})
+        rates.add_event(RANK_WEIGHTS_DIFFER, step=10, values=VALUES)
+        yield Example("learning rates that differ explain it", rates.history())

@@ -25,7 +25,7 @@ class RankNonFinite:
     Why it matters: the average over ranks carries a NaN of one rank to all others within the same step. Their own data
     and formulas are fine, so a search on rank 0 finds nothing.
 
-    Example: a sample with a missing value in the shard of rank 1.
+    Example: `x[3, 4] = float("nan")` in a shard that only rank 1 reads.
 
     What to do: look at the batch of that rank and step. `gradwatch.watch(..., record=True)` on all ranks keeps it in
     the run directory of the rank.
@@ -39,7 +39,7 @@ class RankNonFinite:
     https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html.
 
     Args:
-        every: Steps between two checks.
+        every: Steps between two checks. 5: losses are compared at every step.
         patience: Steps after the NaN before the report. 0: one NaN is enough.
     """
 
@@ -59,8 +59,8 @@ class RankNonFinite:
             self,
             history,
             f"NaN or Inf came from rank {rank}{source}; the other ranks had a finite loss at that step",
-            Quantity(key="rank", value=rank, label="rank"),
-            Quantity(key="rank.inputs_nonfinite", value=inputs, label="1 if its inputs hold NaN or Inf, -1 if unknown"),
+            Quantity(key="rank", value=float(rank)),
+            Quantity(key="rank.inputs_nonfinite", value=float(inputs), label="inputs that hold NaN or Inf"),
             severity=Severity.CRITICAL,
             onset=event.step,
         )
@@ -71,6 +71,10 @@ class RankNonFinite:
         bad = Synthetic(steps=60).add_event(RANK_LOSS_NONFINITE, step=20, values={"rank": 1, "inputs": 1})
         yield Example("a sample of rank 1 has a NaN", bad.history(), (None,))
         yield Example("a healthy run", Synthetic(steps=60).history())
+        all_bad = Synthetic(steps=60).add_event(BATCH_NONFINITE, step=20)
+        yield Example("all ranks have a NaN at one step", all_bad.history())
+        later = Synthetic(steps=60).add_event(RANK_LOSS_NONFINITE, step=80, values={"rank": 1, "inputs": 1})
+        yield Example("a NaN of a later step is not known yet", later.history())
 
 
 def _inputs(history: History, event: Event) -> int:

@@ -9,7 +9,13 @@ from typing import ClassVar, final
 from gradwatch.detect import Example
 from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import finding_of
-from gradwatch.events import RANK_BUFFERS_DIFFER, RANK_DRAWS_EQUAL, RANK_RATES_DIFFER
+from gradwatch.events import (
+    RANK_BUFFERS_DIFFER,
+    RANK_DRAWS_EQUAL,
+    RANK_GRADIENTS_AGREE,
+    RANK_RATES_DIFFER,
+    RANK_WEIGHTS_AGREE,
+)
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Event, Finding, Quantity, Severity
@@ -43,7 +49,7 @@ class RankSetting:
     https://pytorch.org/docs/stable/generated/torch.optim.lr_scheduler.ReduceLROnPlateau.html.
 
     Args:
-        every: Steps between two checks.
+        every: Steps between two checks. 5: rates are compared at every step.
         patience: Steps for which the rates must differ. 0: one update is enough.
     """
 
@@ -78,7 +84,7 @@ class RankSetting:
         *evidence: Quantity,
         severity: Severity = Severity.WARNING,
     ) -> Finding:
-        rank = [] if event.values["rank"] < 0 else [Quantity(key="rank", value=event.values["rank"], label="rank")]
+        rank = [] if event.values["rank"] < 0 else [Quantity(key="rank", value=event.values["rank"])]
         return finding_of(self, history, message, *rank, *evidence, severity=severity, onset=event.step)
 
     @classmethod
@@ -93,3 +99,7 @@ class RankSetting:
         draws = Synthetic(steps=60).add_event(RANK_DRAWS_EQUAL, values={"rank": 0, "other": 1})
         yield Example("all ranks have one seed", draws.history(), (None,))
         yield Example("a healthy run", Synthetic(steps=60).history())
+        agree = Synthetic(steps=60).add_event(RANK_GRADIENTS_AGREE).add_event(RANK_WEIGHTS_AGREE)
+        yield Example("ranks that agree", agree.history())
+        later = Synthetic(steps=60).add_event(RANK_BUFFERS_DIFFER, step=80, values={"rank": -1})
+        yield Example("buffers that differ at a later step are not known yet", later.history())

@@ -63,7 +63,7 @@ class UnsynchronizedGradient:
     https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html.
 
     Args:
-        every: Steps between two checks.
+        every: Steps between two checks. 10: weights are sampled as often.
         patience: Steps for which gradients must differ. 20: two samples of the weights, so that weights that are
             averaged now and then can show.
     """
