@@ -146,16 +146,18 @@ def _is_masked_sum(graph: Graph, node: Node | None) -> bool:
 
 
 def _is_root(node: Node) -> bool:
-    if operation(node) != "Pow":
-        return False
-    # the exponent may also be a tensor, or missing: neither counts as a root
-    exponent = getattr(node, "_saved_exponent", math.nan)
-    return isinstance(exponent, (int, float)) and exponent < 1
+    return operation(node) == "Pow" and _exponent(node) < 1
 
 
 def _operation_of(graph: Graph, node: Node | None) -> str:
     made_by = graph.through(node)
     return operation(made_by) if made_by is not None else ""
+
+
+def _exponent(node: Node) -> float:
+    """Return the exponent of a power, or nan if it is a tensor, as in `2**x`, or missing."""
+    exponent = getattr(node, "_saved_exponent", math.nan)
+    return float(exponent) if isinstance(exponent, (int, float)) else math.nan
 
 
 def _describe(graph: Graph, node: Node) -> str:
@@ -174,7 +176,7 @@ def squared(graph: Graph, node: Node | None) -> Node | None:
     """Return the argument of a square."""
     if node is None:
         return None
-    if operation(node) == "Pow" and getattr(node, "_saved_exponent", None) == 2:
+    if operation(node) == "Pow" and _exponent(node) == 2:
         return graph.first(node)
     edges = graph.edges(node)
     # x * x, by the identity of both arguments

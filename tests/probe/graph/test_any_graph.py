@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
@@ -183,6 +183,16 @@ def recipes(draw):
 
 
 @QUICK
+@example(
+    recipe=[
+        *[("by itself", place) for place in (0, 28, 0, 0)],
+        ("constant power", 0),
+        *[("by itself", 0)] * 3,
+        ("with all others", 23),
+    ],
+    is_frozen=False,
+    loss="mean",
+)
 @given(recipe=recipes(), is_frozen=st.booleans(), loss=st.sampled_from(["mean", "sum", *LOSSES]))
 def test_any_operations_may_make_a_loss(recipe, is_frozen, loss):
     model = Tables(is_frozen=is_frozen)
