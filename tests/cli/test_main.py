@@ -163,7 +163,7 @@ def test_a_mistake_is_coloured_on_a_terminal_only(gradwatch, config, monkeypatch
 
     monkeypatch.setenv("FORCE_COLOR", "1")
 
-    assert "\x1b[1;31m^^^\x1b[0m" in gradwatch(*args).err
+    assert "\x1b[1;91m^^^\x1b[0m" in gradwatch(*args).err
 
 
 def test_square_brackets_in_a_message_are_text(gradwatch, config):
