@@ -83,7 +83,7 @@ def test_rewind_trains_through_a_poisoned_batch(tmp_path):
     assert history.steps("loss").tolist() == list(range(40)), "each step is in the history once"
     assert np.isfinite(history["loss"]).all()
     assert all(bool(torch.isfinite(value).all()) for value in weights(outcome).values())
-    assert history.findings == []
+    assert not history.findings
     assert f"step {STEP}" in rewind.text
     assert "went back to step 16" in rewind.text
 
