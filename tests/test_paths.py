@@ -53,7 +53,8 @@ def test_config_output_and_resumed_run_may_be_below_the_home_folder(home):
 def test_a_watched_loop_writes_below_the_home_folder(home):
     model = torch.nn.Linear(4, 1)
 
-    gradwatch.watch(model, torch.optim.SGD(model.parameters(), lr=0.1), run="~/mine", on_finding=None).close()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    gradwatch.watch(model, optimizer, run="~/mine", record=True, on_finding=None).close()
 
     assert (home / "mine" / "run.json").is_file()
     assert gradwatch.incidents("~/mine") == ()

@@ -1,12 +1,12 @@
 """Run a script without a watch, with the three lines of `watch`, and unedited under `gradwatch run`."""
 
 import contextlib
-import importlib
 
 import pytest
 
 from gradwatch.autowatch.script_watch import ScriptWatch
 from gradwatch.autowatch.settings import ScriptSettings
+from gradwatch.callbacks import recording
 from gradwatch.monitor import Schedule
 from gradwatch.monitor import watch as watch_module
 
@@ -22,8 +22,7 @@ def monitors(monkeypatch):
         return kept[-1]
 
     monkeypatch.setattr(watch_module, "watch", keep)
-    for library in ("lightning", "transformers"):
-        monkeypatch.setattr(importlib.import_module(f"gradwatch.callbacks.{library}"), "watch", keep)
+    monkeypatch.setattr(recording, "watch", keep)
     yield kept
     for monitor in kept:
         monitor.close()

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 import gradwatch
 from gradwatch.detect.updates.not_optimized import NotOptimized
+from gradwatch.errors import GradwatchError
 from gradwatch.events import UNHELD
 from gradwatch.records import Severity
 
@@ -180,15 +181,12 @@ def test_nothing_to_train_is_critical_at_the_first_step():
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_an_optimizer_without_parameters_is_found_at_the_first_step(several):
+def test_an_optimizer_without_parameters_is_a_mistake_in_the_call(several):
     model = network(8, 16, 8)
     empty = torch.optim.SGD([{"params": []}], lr=0.1)
-    optimizers = [adam(model), empty] if several else empty
-    update = trained(lambda x: (model(x) - x).square().mean(), optimizers[0] if several else empty)
 
-    _, found = watched(update, model, optimizers)
-
-    assert (found[0].step, found[0].severity) == (0, Severity.WARNING if several else Severity.CRITICAL)
+    with pytest.raises(GradwatchError, match="SGD has no parameters; call watch after its parameter groups are added"):
+        gradwatch.watch(model, [adam(model), empty] if several else empty)
 
 
 class Idle(torch.optim.Optimizer):

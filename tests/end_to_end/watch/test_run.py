@@ -159,7 +159,7 @@ def test_a_monitor_that_is_never_closed_loses_nothing_and_does_no_harm(tmp_path)
 
     end, details = ended.stderr.splitlines()
     assert ended.returncode == 0
-    assert end.endswith("in 3 steps")
+    assert end.startswith("gradwatch: no problems found in 3 steps")
     assert details == f"gradwatch: details: gradwatch diagnose {tmp_path / 'run'}"
     assert writer.status(tmp_path / "run") == "finished"
     assert len(gradwatch.load_run(tmp_path / "run")["loss"]) == 3
