@@ -230,8 +230,8 @@ def _schedule(schedule: Any) -> list[Problem]:
 
 def _record(record: Any, *, run: Any) -> list[Problem]:
     if isinstance(record, StepRecord):
-        limits = ("every", "memory_mb", "incidents")
-        found = [p for name in limits for p in _whole("record", getattr(record, name), least=1, field=name)]
+        limits = {"every": 1, "memory_mb": 0, "incidents": 1}  # without memory, the state is not copied
+        found = [p for name, n in limits.items() for p in _whole("record", getattr(record, name), least=n, field=name)]
     elif isinstance(record, bool):
         found = []
     else:

@@ -56,7 +56,6 @@ def print_summary(console: Console, history: History, diagnoses: Sequence[Diagno
             print_rows(console, _fix(problem, run_dir=None))
         if len(loud) > MAX_OTHERS + 1:
             console.print(f"{GAP}and {units.plural(len(loud) - MAX_OTHERS - 1, 'more problem')}", style="dim")
-        console.print()
     else:
         print_rows(console, _notes(found, signs))
     print_rows(console, _events(history, run_dir))
