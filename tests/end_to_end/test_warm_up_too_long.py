@@ -40,7 +40,7 @@ def test_the_warning_the_remedy_and_its_test(run, capsys):
     (diagnosis,) = json.loads(capsys.readouterr().out)["diagnoses"]
 
     assert f"{remedy} tested: cures" in text
-    assert f"Try the fix: gradwatch train {directory}/config.yaml --set schedule.warmup_steps=3" in text
+    assert f"tested: cures gradwatch train {directory}/config.yaml --set schedule.warmup_steps=3" in text
     assert "almost certain" in text
     assert "% sure" not in text
     assert diagnosis["certainty"] == pytest.approx(12 / 13), "a number in JSON only"
