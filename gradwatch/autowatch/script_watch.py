@@ -227,9 +227,11 @@ class ScriptWatch:
         self, models: Mapping[str, nn.Module], optimizers: Sequence[Optimizer], scaler: GradScaler | None
     ) -> Monitor | None:
         """Call `watch`. Return None if the script calls it itself, or has too many loops."""
-        from gradwatch.monitor import watch as module  # not before: most processes train nothing
+        # not before: most processes train nothing
+        from gradwatch.monitor import watch as module
+        from gradwatch.monitor.calls import calls
 
-        if module.calls.number > self._num_calls or "gradwatch.train.loop" in sys.modules:
+        if calls.number > self._num_calls:
             self._settings.mark_seen()
             self.end()
             return None
@@ -247,8 +249,8 @@ class ScriptWatch:
                 record=settings.record,
                 total_steps=settings.total_steps,
             )
-        if module.calls.listener is None:
-            module.calls.listener = self._yield_to_script
+        if calls.listener is None:
+            calls.listener = self._yield_to_script
             atexit.register(self.finish)  # after `watch`, so before its monitors are closed
         return monitor
 

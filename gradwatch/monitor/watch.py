@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,6 +23,7 @@ from gradwatch.errors import FindingError, is_users, shown_path
 from gradwatch.history.ending import Status
 from gradwatch.incident.step_snapshot import StepRecord, StepSnapshotter
 from gradwatch.monitor import Monitor, Schedule
+from gradwatch.monitor.calls import calls
 from gradwatch.monitor.ranks.directory import open_shared_run
 from gradwatch.monitor.ranks.reader import RankReader
 from gradwatch.monitor.readings.autocast_reader import PRECISION, AutocastReader
@@ -40,29 +41,6 @@ from gradwatch.render.own_loop.finding_handler import OnFinding, make_sink
 
 _open_monitors: weakref.WeakSet[Monitor] = weakref.WeakSet()
 """Monitors to close at exit. Weak: the hooks of a model keep its monitor alive exactly as long as the model."""
-
-
-@final
-class WatchCalls:
-    """Tells `gradwatch run`, which calls `watch` for the script, that the script calls it itself.
-
-    Attributes:
-        number: Number of calls of `watch` so far.
-        listener: Called before each further call does anything, or None.
-    """
-
-    def __init__(self) -> None:
-        self.number = 0
-        self.listener: Callable[[], None] | None = None
-
-    def add(self) -> None:
-        """Count a call."""
-        self.number += 1
-        if self.listener is not None:
-            self.listener()
-
-
-calls = WatchCalls()
 
 
 def _leave_runs_to_parent() -> None:
@@ -137,7 +115,7 @@ def watch(
         resume: Whether to continue the run in the directory, after your own checkpoint was loaded. A number is the
             number of optimizer steps that the checkpoint has: recorded steps from there on are deleted. True continues
             after the last recorded step. If there is no run, a new one begins, so a script can always pass it. Model
-            and optimizers must be those of the run. Open findings stay open.
+            and optimizers must match the run. Open findings stay open.
         overwrite: Whether to replace the run in the directory. Other files in the directory are kept.
         sinks: Settings by sink, as in the `sinks` section of a config: `{"wandb": {}}` adds Weights & Biases,
             `{"html": {"enabled": False}}` leaves out the report. The target of `callable` may be a function. A tracker

@@ -26,6 +26,7 @@ from gradwatch.history.store import History
 from gradwatch.incident import recorder
 from gradwatch.incident.recorder import Snapshotter
 from gradwatch.monitor import Monitor, Schedule
+from gradwatch.monitor.calls import calls
 from gradwatch.monitor.wiring import build_monitor, inspect, probe_activations
 from gradwatch.pipeline.pipeline import Pipeline
 from gradwatch.records import ActivationInfo, Diagnosis, RunInfo
@@ -161,6 +162,7 @@ class Session:
         self, saved: Mapping[str, Any] | None, *, log_format: LogFormat, stack: contextlib.ExitStack
     ) -> tuple[Pipeline, Monitor | None]:
         """Return the pipeline of the run, and a monitor that feeds it unless watching is off."""
+        calls.add()
         watch, models, optimizers = self.config.watch, {"": self.model}, [self.optimizer]
         activations = None
         if watch.enabled and watch.activations_every:

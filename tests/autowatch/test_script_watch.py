@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 import gradwatch
+from gradwatch.config.load import load_config
+from gradwatch.train.loop import train as train_config
 
 STEPS = 6
 
@@ -107,6 +109,20 @@ def test_a_script_that_watches_itself_is_left_alone(unedited, monitors, tmp_path
 
     assert (script.is_over, len(monitors), [*tmp_path.iterdir()]) == (True, 1, [])
     assert capsys.readouterr().err == ""
+
+
+def test_a_script_that_trains_from_a_config_is_left_alone(unedited, monitors, tmp_path):
+    config = tmp_path / "small.yaml"
+    config.write_text(
+        "model: {name: mlp, depth: 2, width: 8}\ndata: {name: synthetic, samples: 64, batch_size: 8}\n"
+        f"optim: {{name: sgd, lr: 0.1}}\ntrain: {{steps: 3}}\nrun: {{out: {tmp_path / 'trained'}}}\n"
+    )
+    with unedited(run=str(tmp_path / "run")) as script:
+        train_config(load_config(config), log_format="plain")
+        model = make()
+        train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    assert (script.is_over, len(monitors), (tmp_path / "run").exists()) == (True, 0, False)
 
 
 def test_a_script_that_watches_itself_later_gets_the_name_of_the_run(unedited, monitors, tmp_path):
