@@ -13,7 +13,6 @@ from typing import Any, final
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from gradwatch.diagnose.rank import diagnose
 from gradwatch.history.ending import Status
@@ -31,6 +30,7 @@ from gradwatch.monitor.row_queue import RowQueue
 from gradwatch.pipeline.pipeline import Pipeline
 from gradwatch.probe.activations.probe import ActivationProbe
 from gradwatch.probe.gradients.micro_batch import MicroBatchProbe
+from gradwatch.probe.inert_hook import Removable
 from gradwatch.probe.inspections import Inspections
 from gradwatch.records import Diagnosis, Finding, Lines
 from gradwatch.render.common.summary_lines import summary_text
@@ -82,7 +82,7 @@ class Monitor:
         accumulate: int = 1,
         facts: Inspections | None = None,
         hooked: bool = True,
-        hooks: Sequence[RemovableHandle] = (),
+        hooks: Sequence[Removable] = (),
         keeper: StepSnapshotter | None = None,
         deferred: bool | None = None,
         stop: FindingStop | None = None,

@@ -13,7 +13,6 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from gradwatch._version import __version__
 from gradwatch.attempts import Attempts
@@ -26,7 +25,7 @@ from gradwatch.monitor.readings.hand_updates import HandUpdates
 from gradwatch.pipeline.pipeline import Pipeline
 from gradwatch.probe.activations.probe import ACTIVATIONS, ActivationProbe
 from gradwatch.probe.gradients.zero_grad import ZeroGradCheck
-from gradwatch.probe.inert_hook import takes_hooks
+from gradwatch.probe.inert_hook import Removable, takes_hooks
 from gradwatch.probe.inspections import Inspections
 from gradwatch.probe.parameters import list_parameters, named_modules
 from gradwatch.records import ActivationInfo, RunInfo
@@ -109,7 +108,7 @@ def build_monitor(
     accumulate: int = 1,
     loss_fn: Callable[..., Any] | None = None,
     hooked: bool = True,
-    attach: Sequence[Callable[[], Sequence[RemovableHandle]]] = (),
+    attach: Sequence[Callable[[], Sequence[Removable]]] = (),
     keeper: StepSnapshotter | None = None,
     stop: FindingStop | None = None,
     run_dir: Path | None = None,

@@ -7,7 +7,7 @@ import functools
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import torch
 from torch import nn
@@ -80,6 +80,14 @@ class InertHook:
 def inert_hook(callback: Callable[..., Any], *, is_compiled: bool = False) -> InertHook:
     """Return a hook that calls a function where tensors have values; copies of the hook do nothing."""
     return InertHook(callback, is_compiled=is_compiled)
+
+
+class Removable(Protocol):
+    """Something attached that can be removed, such as a `RemovableHandle` of torch."""
+
+    def remove(self) -> None:
+        """Detach it. A second call does nothing."""
+        ...
 
 
 def remove_hooks(handles: list[RemovableHandle]) -> None:

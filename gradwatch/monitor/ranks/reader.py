@@ -17,7 +17,7 @@ from gradwatch.events import RANK_STATE
 from gradwatch.pipeline.ranks.states import is_due
 from gradwatch.probe.device.dtensor import is_distributed
 from gradwatch.probe.device.sync import to_float, to_host
-from gradwatch.probe.inert_hook import inert_hook, remove_hooks, takes_hooks
+from gradwatch.probe.inert_hook import Removable, inert_hook, remove_hooks, takes_hooks
 from gradwatch.records import Event
 
 MAX_TENSORS = 8
@@ -57,14 +57,19 @@ class RankReader:
         self._before: Tensor | None = None
         self._step = 0
 
-    def attach(self) -> list[RemovableHandle]:
-        """Attach the hooks that stay for the whole run, and return them."""
+    def attach(self) -> list[Removable]:
+        """Attach all hooks, and return what removes them."""
         self._attach_to_gradients()
-        hooks: list[RemovableHandle] = [self._optimizer.register_step_pre_hook(inert_hook(self._end))]
+        hooks: list[Removable] = [self, self._optimizer.register_step_pre_hook(inert_hook(self._end))]
         if takes_hooks(self._model):
             hooks.append(self._model.register_forward_pre_hook(inert_hook(self._begin_forward)))
             hooks.append(self._model.register_forward_hook(inert_hook(self._end_forward)))
         return hooks
+
+    def remove(self) -> None:
+        """Remove the hooks of the gradients, which come and go during the run."""
+        remove_hooks(self._handles)
+        self._local.clear()
 
     def _attach_to_gradients(self) -> None:
         # only for the steps that are read: each hook is a call of Python in the backward pass
