@@ -21,7 +21,7 @@ _EXTRA_TIME = "Using `torch.compile\\(module\\)` when there are global hooks"
 
 
 class TorchListener(Protocol):
-    """An object that is told what a script does with torch. Its methods must not raise."""
+    """Receives the calls of torch that a script makes. Its methods must not raise."""
 
     def on_optimizer(self, optimizer: Optimizer) -> None:
         """Handle that an optimizer was made."""
@@ -61,7 +61,7 @@ class TorchHooks:
     """Hooks torch for a listener, until `remove`.
 
     Args:
-        listener: Is told what the script does.
+        listener: Receives the calls of the script.
     """
 
     def __init__(self, listener: TorchListener) -> None:

@@ -115,8 +115,8 @@ class Condition(enum.Enum):
     """The gradient is zero, not None."""
 
     LARGE_INPUTS = enum.auto()
-    """The gradients of the layer, or of the first one, show inputs far larger than 1. For a backward gain, those of the
-    first one."""
+    """The gradients of the layer, or of the first one, show inputs far larger than 1. A backward gain is
+    judged by the first layer."""
 
     USUAL_INPUTS = enum.auto()
     """The gradients of the layer, or of the first one, show inputs of usual size."""

@@ -64,7 +64,7 @@ class Ingest:
         detectors: Detectors. Each runs at the steps of `due_T`, or at the steps that its triggers select.
         sinks: Sinks. Each sees every finding, and every step, or the multiples of its `every` if it has one.
         writer: Writes the history to disk, or None.
-        ranks: Compares the history with those of the other ranks of a distributed training, or None.
+        ranks: Compares the ranks of a distributed training, or None.
         warned: Names of the warnings that were given, shared with the training thread.
 
     Attributes:
@@ -188,7 +188,7 @@ class Ingest:
             self.writer.add_event(kept)
 
     def end_comparison(self) -> None:
-        """Compare the last steps with those of the other ranks, and report what follows from them."""
+        """Compare the last steps of all ranks, and report the findings that follow."""
         if self.ranks and self.history.step >= 0:
             self._compare_ranks(functools.partial(self.ranks.wait, MAX_END_S))
             ending = [d for d in self._detectors if isinstance(d, RankDetector)]

@@ -30,7 +30,7 @@ class RankSetting:
     of the forward pass are not.
 
     Why it matters: ranks that make different updates from the same gradient have different weights from then on. If
-    running statistics differ, only those of rank 0 are saved. Equal dropout masks on all ranks regularize less.
+    running statistics differ, only the buffers of rank 0 are saved. Equal dropout masks on all ranks regularize less.
 
     Example: a ReduceLROnPlateau scheduler that gets the validation loss of its own rank; batch normalization with
     `broadcast_buffers=False`; `torch.manual_seed(0)` on all ranks.

@@ -29,8 +29,8 @@ PARAM = ("grad.l2", "grad.absmax", "weight.l2")
 PARAM_COLUMNS = [catalogue.PARAM_NAMES.index(name) for name in PARAM]
 
 
-class Own(NamedTuple):
-    """The compared statistics of one step of this process, of shapes (S,) and (K, L)."""
+class ComparedStep(NamedTuple):
+    """The compared statistics of one step of a rank, of shapes (S,) and (K, L)."""
 
     run_S: Floats
     param_KL: Floats
@@ -68,7 +68,7 @@ class Alignment:
         self._statistics = history.run.statistics
         self._names = [layer.name for layer in history.info.layers]
         self._tails = {rank: Tail(directory / FOLDER / str(rank)) for rank in range(1, world_size)}
-        self._waiting: dict[int, dict[int, Own]] = {rank: {} for rank in range(world_size)}
+        self._waiting: dict[int, dict[int, ComparedStep]] = {rank: {} for rank in range(world_size)}
         self._heard_s = dict.fromkeys(self._tails, time.monotonic())
 
     @property
@@ -89,7 +89,7 @@ class Alignment:
         """Add steps of this process."""
         mine = self._waiting[0]
         for step, run_S, param_SL in zip(rows.steps_T.tolist(), rows.run_TS, rows.param_TSL, strict=True):
-            mine[step] = Own(run_S.copy(), param_SL[PARAM_COLUMNS])
+            mine[step] = ComparedStep(run_S.copy(), param_SL[PARAM_COLUMNS])
         while len(mine) > MAX_WAITING:
             del mine[next(iter(mine))]
 
@@ -104,7 +104,8 @@ class Alignment:
                 continue
             self._heard_s[rank] = time.monotonic()
             self._waiting[rank] |= {
-                int(record["step"]): Own(record["run"][:, 0], record["param"][PARAM_COLUMNS]) for record in records_T
+                int(record["step"]): ComparedStep(record["run"][:, 0], record["param"][PARAM_COLUMNS])
+                for record in records_T
             }
 
     def _is_comparable(self, tail: Tail) -> bool:
@@ -131,10 +132,10 @@ class Alignment:
             return None
         rows = [[self._waiting[rank][step] for step in steps] for rank in ranks]
         for rank in ranks:
-            self._waiting[rank] = {step: own for step, own in self._waiting[rank].items() if step > steps[-1]}
+            self._waiting[rank] = {step: kept for step, kept in self._waiting[rank].items() if step > steps[-1]}
         return Aligned(
             ranks,
             np.array(steps),
-            np.array([[own.run_S for own in of_rank] for of_rank in rows]),
-            np.array([[own.param_KL for own in of_rank] for of_rank in rows]),
+            np.array([[kept.run_S for kept in of_rank] for of_rank in rows]),
+            np.array([[kept.param_KL for kept in of_rank] for of_rank in rows]),
         )
