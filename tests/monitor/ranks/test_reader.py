@@ -45,4 +45,5 @@ def test_no_hook_stays_after_the_removal():
         hook.remove()
 
     assert not [param for param in model.parameters() if param._backward_hooks]
-    assert not (model._forward_hooks or model._forward_pre_hooks or optimizer._optimizer_step_pre_hooks)
+    left = [model._forward_hooks, model._forward_pre_hooks, optimizer._optimizer_step_pre_hooks]
+    assert not any(left)
