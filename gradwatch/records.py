@@ -277,16 +277,16 @@ class DataInfo:
 
     Args:
         name: Name of the dataset, such as `csv`, or the user's target.
-        samples: Number of training samples.
-        held_out: Number of validation samples; 0 without validation.
+        samples: Number of training samples; None for a stream.
+        held_out: Number of validation samples; 0 without validation, None for a stream.
         kind: As in `DataSpec`.
         outputs: As in `DataSpec`.
         guess: What the kind was guessed from, such as `whole numbers in column 'age'`; empty if the user said it.
     """
 
     name: str
-    samples: int
-    held_out: int
+    samples: int | None
+    held_out: int | None
     kind: Literal["classes", "tokens", "values"]
     outputs: int
     guess: str = ""

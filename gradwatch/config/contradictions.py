@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gradwatch.config.sections.named import DataSection
 from gradwatch.config.sections.root import Config
+from gradwatch.config.streams import STREAMS, stream_problems
 from gradwatch.errors import Problem
 from gradwatch.render.packages import installation
 
@@ -24,6 +25,8 @@ def contradictions(config: Config) -> list[Problem]:
     if stop and stop.metric == "val_accuracy" and config.data.options.get("kind") == "values":
         text = "got 'val_accuracy', expected val_loss or loss: data.kind: values has no accuracy"
         found.append(Problem(("train", "early_stop", "metric"), text))
+    if config.data.name in STREAMS:
+        found += stream_problems(config, has_validation=config.data.options.get("val_files") is not None)
     return found + _missing_packages(config)
 
 

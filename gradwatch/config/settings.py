@@ -30,7 +30,10 @@ def effective_settings(config: Config) -> dict[str, Any]:
         section = getattr(config, key)
         defaults = default_options(section) if isinstance(section, NamedSection) else {}
         settings |= {f"{key}.{name}": value for name, value in defaults.items()}
-    return settings | flat(config.model_dump(mode="json", include=set(SECTIONS)))
+    settings |= flat(config.model_dump(mode="json", include=set(SECTIONS)))
+    if config.data.shuffle is None:
+        settings["data.shuffle"] = True
+    return settings
 
 
 def default_options(section: NamedSection) -> dict[str, Any]:

@@ -21,8 +21,8 @@ class Splits:
     """Training samples, validation samples, and their shape and kind for the model.
 
     Args:
-        train: Map-style dataset of (inputs, targets).
-        val: Map-style dataset for validation, or None.
+        train: Map-style dataset of (inputs, targets), or an IterableDataset.
+        val: The same for validation, or None.
         spec: Shape of the inputs, and kind of the targets.
         classes: Names of the classes in the order of their numbers; empty if they have none.
         guess: What the kind of the targets was guessed from, such as `whole numbers in column 'age'`; empty if the user
@@ -39,15 +39,20 @@ class Splits:
 
     def info(self, name: str) -> DataInfo:
         """Return the size and kind of the data, for the description of the run."""
-        train, val = (cast("Sized", part or ()) for part in (self.train, self.val))
         return DataInfo(
             name=name,
-            samples=len(train),
-            held_out=len(val),
+            samples=_length(self.train),
+            held_out=0 if self.val is None else _length(self.val),
             kind=self.spec.kind,
             outputs=self.spec.outputs,
             guess=self.guess,
         )
+
+
+def _length(dataset: Dataset[Any]) -> int | None:
+    from torch.utils.data import IterableDataset
+
+    return None if isinstance(dataset, IterableDataset) else len(cast("Sized", dataset))
 
 
 @runtime_checkable
@@ -93,7 +98,7 @@ def from_target(result: object) -> Splits:
 
 
 def check(splits: Splits, name: str) -> Splits:
-    """Check that both parts are usable: map-style, not empty, with samples of inputs and targets.
+    """Check that both parts are usable: datasets, not empty, with samples of inputs and targets.
 
     Args:
         splits: Result of a data plugin or factory.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sized
 from typing import Any
 
@@ -20,19 +21,19 @@ RETURN_SPLITS = "return gradwatch.data.Splits(train, val, DataSpec(...)) from th
 
 
 def as_dataset(found: Any) -> Dataset[Any]:
-    """Return a map-style dataset unchanged, or a plain TensorDataset of two tensors as the faster `InMemory`."""
+    """Return a dataset unchanged, or a plain TensorDataset of two tensors as the faster `InMemory`."""
     # `type is`, not isinstance: a subclass may have its own __getitem__
     if type(found) is TensorDataset and len(found.tensors) == 2:
         return InMemory(*found.tensors)
-    _require_map_style(found)
+    _require_dataset(found)
     dataset: Dataset[Any] = found
     return dataset
 
 
 def check_dataset(dataset: Any, spec: DataSpec) -> None:
     """Raise a GradwatchError if a dataset is not usable; the caller adds which dataset it is."""
-    _require_map_style(dataset)
-    if not len(dataset):
+    _require_dataset(dataset)
+    if is_empty(dataset):
         raise GradwatchError("is empty, expected at least one sample; look at its files and at data.val_fraction")
     inputs, _ = first_sample(dataset)
     if isinstance(inputs, Tensor) and tuple(inputs.shape) != spec.input_shape:
@@ -44,11 +45,16 @@ def check_dataset(dataset: Any, spec: DataSpec) -> None:
         _check_labels(dataset.targets, spec.outputs)
 
 
+def is_empty(dataset: Any) -> bool:
+    """Return whether a dataset has no samples; for a stream, reading the first one finds out."""
+    return not isinstance(dataset, IterableDataset) and not len(dataset)
+
+
 def first_sample(dataset: Any) -> tuple[Any, Any]:
     """Return inputs and targets of sample 0, without changing the global random generators."""
     with preserved():
         seed_global(0)
-        sample = read_sample(dataset, 0)
+        sample = _first_of_stream(dataset) if isinstance(dataset, IterableDataset) else read_sample(dataset, 0)
     if not isinstance(sample, (tuple, list)) or len(sample) != 2:
         length = f" of {len(sample)}" if isinstance(sample, (tuple, list, dict)) else ""
         raise GradwatchError(f"a sample is a {type(sample).__name__}{length}, expected a pair (inputs, targets)")
@@ -67,7 +73,7 @@ def infer_spec(dataset: Any) -> DataSpec:
     Raises:
         GradwatchError: The dataset is empty, or its targets are ambiguous.
     """
-    if not len(dataset):
+    if is_empty(dataset):
         raise GradwatchError("the training part is empty, expected at least one sample")
     inputs, targets = (_as_tensor(part) for part in first_sample(dataset))
     shape = tuple(inputs.shape)
@@ -92,12 +98,13 @@ def count_classes(dataset: Any) -> int:
     for attribute in ("num_classes", "vocab_size"):
         if isinstance(found := getattr(dataset, attribute, None), int):
             return found
-    classes = getattr(dataset, "classes", None)
+    classes, is_stream = getattr(dataset, "classes", None), isinstance(dataset, IterableDataset)
     if isinstance(classes, Sized):
         return len(classes)
     for attribute in ("targets", "labels", "_labels"):
         labels = getattr(dataset, attribute, None)
-        if labels is not None and len(labels) == len(dataset):  # else they belong to something other than the samples
+        # labels of another number belong to something other than the samples
+        if labels is not None and not is_stream and len(labels) == len(dataset):
             return int(torch.as_tensor(labels).max()) + 1
     raise GradwatchError(
         f"cannot tell how many classes {type(dataset).__name__} has; give it an attribute `classes`, or {RETURN_SPLITS}"
@@ -110,11 +117,25 @@ def _count_tokens(dataset: Any) -> int:
     return count_classes(dataset)
 
 
-def _require_map_style(found: Any) -> None:
-    if isinstance(found, IterableDataset) or not (hasattr(found, "__getitem__") and hasattr(found, "__len__")):
+def _first_of_stream(dataset: Any) -> Any:
+    # a dataset that keeps its own position must begin with the same sample again
+    state = copy.deepcopy(dataset.state_dict()) if hasattr(dataset, "state_dict") else None
+    try:
+        return next(iter(dataset))
+    except StopIteration:
+        raise GradwatchError("is empty, expected a stream that yields at least one sample") from None
+    finally:
+        if state is not None and hasattr(dataset, "load_state_dict"):
+            dataset.load_state_dict(state)
+
+
+def _require_dataset(found: Any) -> None:
+    if isinstance(found, IterableDataset):
+        return
+    if not (hasattr(found, "__getitem__") and hasattr(found, "__len__")):
         raise GradwatchError(
-            f"got {type(found).__name__}, expected a map-style dataset (with __len__ and __getitem__): a stream has no "
-            "order that a resumed run could return to"
+            f"got {type(found).__name__}, expected a map-style dataset (with __len__ and __getitem__), or a stream: a "
+            "subclass of torch.utils.data.IterableDataset"
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Subset
+from torch.utils.data import IterableDataset, Subset
 
 from gradwatch.data import Splits
 from gradwatch.errors import GradwatchError, did_you_mean
@@ -45,6 +45,8 @@ def refuse_unlikely_classes(labels_N: Labels, *, place: str, remedy: str) -> Non
 
 def labels_of(dataset: Any) -> NDArray[np.int64] | None:
     """Return the class number of each sample, shape (N,), or None if that needs a pass over the samples."""
+    if isinstance(dataset, IterableDataset):
+        return None
     if isinstance(dataset, Subset):
         labels_N = labels_of(dataset.dataset)
         return None if labels_N is None else labels_N[np.asarray(dataset.indices, np.int64)]

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 from torchvision.transforms import v2
 
 from gradwatch import plugins
 from gradwatch.data import Batched, Splits
-from gradwatch.data._inspect import first_sample
+from gradwatch.data._inspect import first_sample, is_empty
 from gradwatch.data._labels import labels_of
 from gradwatch.errors import GradwatchError, did_you_mean
 
@@ -132,6 +132,38 @@ class PerBatch(Dataset[tuple[Tensor, Tensor]]):
         return self.chain(inputs), targets
 
 
+@final
+class TransformedStream(IterableDataset[tuple[Any, Any]]):
+    """A stream with inputs that are transformed sample by sample.
+
+    Args:
+        base: Yields (inputs, targets).
+        chain: Transforms of the inputs.
+    """
+
+    FROM_BASE = ("state_dict", "load_state_dict", "set_epoch", "is_sharded")
+    """Optional attributes of a stream, which this one has if its base has them."""
+
+    def __init__(self, base: Any, chain: Chain) -> None:
+        self.base = base
+        self.chain = chain
+        self.is_random = not chain.batchwise or bool(getattr(base, "is_random", True))
+        if hasattr(base, "shard"):
+            self.shard = self._shard
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        for inputs, targets in self.base:
+            yield self.chain(inputs), targets
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.FROM_BASE:
+            return getattr(self.base, name)
+        raise AttributeError(name)
+
+    def _shard(self, *, num_shards: int, index: int) -> TransformedStream:
+        return TransformedStream(self.base.shard(num_shards=num_shards, index=index), self.chain)
+
+
 def apply(splits: Splits, *, transform: Sequence[Name] = (), augment: Sequence[Name] = ()) -> Splits:
     """Return the splits with transformed inputs, and with the spec of the transformed inputs.
 
@@ -226,12 +258,14 @@ def _converted(options: Mapping[str, Any], *, key: str) -> dict[str, Any]:
 def _wrap(base: Dataset[Any], chain: Chain) -> Dataset[Any]:
     if not chain.steps:
         return base  # nothing to apply, so no extra call per sample or batch
+    if isinstance(base, IterableDataset):
+        return TransformedStream(base, chain)
     return PerBatch(base, chain) if chain.batchwise and isinstance(base, Batched) else PerSample(base, chain)
 
 
 def _try(dataset: Dataset[Any], *, key: str) -> tuple[int, ...]:
     """Return the shape of the first transformed sample, or raise an error about its transforms."""
-    if not len(dataset):  # type: ignore[arg-type]  # torch's Dataset declares no __len__; map-style ones have it
+    if is_empty(dataset):
         raise GradwatchError("data: a part is empty, expected at least one sample")
     try:
         inputs, _ = first_sample(dataset)

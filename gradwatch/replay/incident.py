@@ -46,10 +46,10 @@ class Incident:
         step: Optimizer step with the finding.
         findings: Findings of this step that were known at the time of writing.
         facts: Further entries of `incident.json`: `snapshot` (the step before which the saved state was copied, or
-            None). For a training from a config: `epoch` and `batch` (position of the step's first batch in the data),
-            `samples` (indices of its samples, a list for each micro-batch), `weights` (the step before which the
-            weights were hashed, and the hash), `machine` (settings other than the config that the numbers depend on).
-            For your own loop: `micro_batches` (calls of `Monitor.step` in the step).
+            None). For a training from a config: `epoch` and `batch` (position of the step's first batch in the data)
+            and `samples` (indices of its samples, a list for each micro-batch), all three not with a stream, `weights`
+            (the step before which the weights were hashed, and the hash), `machine` (settings other than the config
+            that the numbers depend on). For your own loop: `micro_batches` (calls of `Monitor.step` in the step).
     """
 
     path: Path

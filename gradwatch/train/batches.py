@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any, final
 
@@ -101,7 +101,7 @@ class Batches:
     def _read_here(self) -> Iterator[Any]:
         read, pin = self._reader.__getitem__, self._pin
         for key in self._plan:
-            yield _pinned(read(key)) if pin else read(key)
+            yield pinned(read(key)) if pin else read(key)
 
     def _read_ahead(self) -> Iterator[Any]:
         if self._loader is None:
@@ -110,9 +110,9 @@ class Batches:
                 batch_size=None,  # each key of the plan is already a whole batch
                 sampler=self._plan,
                 num_workers=self._workers,
-                collate_fn=_as_read,
+                collate_fn=as_read,
                 pin_memory=self._pin,
-                worker_init_fn=_start_worker,
+                worker_init_fn=start_worker,
                 generator=torch.Generator().manual_seed(0),  # without one, DataLoader advances the global generator
                 prefetch_factor=PREFETCH,
                 persistent_workers=True,  # workers serve all epochs, see `Batches`
@@ -205,30 +205,36 @@ class _BatchReader(Dataset[Any]):
 
 
 def _collate(samples: list[Any], dataset: Any, indices_B: Indices) -> Any:
+    return stacked(samples, [sample_name(dataset, int(i)) for i in indices_B])
+
+
+def stacked(samples: list[Any], names: Sequence[str]) -> Any:
     """Stack samples into a batch, or raise an error that names two samples of different shapes."""
     try:
         return tuple(default_collate(samples))
     except (RuntimeError, TypeError, ValueError) as error:
         shapes = [tuple(inputs.shape) if isinstance(inputs, Tensor) else None for inputs, _ in samples]
-        for index, shape in zip(indices_B, shapes, strict=True):
+        for name, shape in zip(names, shapes, strict=True):
             if shape != shapes[0]:
-                first, other = (sample_name(dataset, int(i)) for i in (indices_B[0], index))
                 raise GradwatchError(
-                    f"data: the inputs of {first} have shape {shapes[0]}, those of {other} {shape}; expected one shape "
-                    "for all; add Resize, CenterCrop or RGB to data.transform"
+                    f"data: the inputs of {names[0]} have shape {shapes[0]}, those of {name} {shape}; expected one "
+                    "shape for all; add Resize, CenterCrop or RGB to data.transform"
                 ) from error
         raise GradwatchError(f"data: samples cannot be stacked into a batch: {error}") from error
 
 
-def _pinned(batch: Any) -> Any:
+def pinned(batch: Any) -> Any:
+    """Return a batch in page-locked memory."""
     return tree_map_only(Tensor, lambda tensor: tensor.pin_memory(), batch)
 
 
-def _as_read(batch: Any) -> Any:
+def as_read(batch: Any) -> Any:
+    """Return a batch as it is, where a DataLoader would collate it."""
     return batch  # at module level, because a spawned worker must unpickle its collate_fn
 
 
-def _start_worker(_worker: int) -> None:
+def start_worker(_worker: int) -> None:
+    """Leave Ctrl-C and SIGTERM to the main process, in a new worker process."""
     # Ctrl-C and a SIGTERM to the process group reach workers too, but the main process may need further batches while
     # it saves the run; it ends the workers itself
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+from gradwatch.errors import GradwatchError
 from gradwatch.train.batches import Batches, Indices
+from gradwatch.train.streams.batches import StreamBatches
 
 Identity = list[int]
 """Epoch, first batch in the epoch, and checksum of the sample indices; plain numbers, for a checkpoint.
@@ -15,6 +17,17 @@ Identity = list[int]
 An identity in the list of bad steps has two more numbers: the epoch and batch from which its batches are skipped.
 The step was made before that position.
 """
+
+
+def numbered(batches: Batches | StreamBatches) -> Batches:
+    """Return batches that can be read by number.
+
+    Raises:
+        GradwatchError: They are those of a stream.
+    """
+    if isinstance(batches, StreamBatches):
+        raise GradwatchError("data: the batches of a stream have no numbers, so one of them cannot be read again")
+    return batches
 
 
 @final

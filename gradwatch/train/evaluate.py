@@ -15,6 +15,7 @@ from gradwatch.records import DataInfo
 from gradwatch.train.batches import Batches
 from gradwatch.train.objective import predictions_right
 from gradwatch.train.step import Stepper, to_device
+from gradwatch.train.streams.batches import StreamBatches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +34,12 @@ def check_metrics(config: Config, data: DataInfo) -> None:
         data: Size and kind of the data.
     """
     stop = config.train.early_stop
-    if not data.held_out:
+    if data.held_out == 0:
+        samples = "the stream" if data.samples is None else f"the {data.samples:,} samples"
         for key, is_asked in needs_validation(config).items():
             if is_asked:
                 raise GradwatchError(
-                    f"{key}: needs a validation part, but none of the {data.samples:,} samples of {data.name} is held "
+                    f"{key}: needs a validation part, but none of {samples} of {data.name} is held "
                     "out; give the data a validation part (data.val_fraction), or leave the setting out"
                 )
     elif stop and stop.metric == "val_accuracy" and data.kind == "values":
@@ -48,7 +50,7 @@ def check_metrics(config: Config, data: DataInfo) -> None:
 
 
 @torch.no_grad()
-def evaluate(stepper: Stepper, batches: Batches) -> Evaluation:
+def evaluate(stepper: Stepper, batches: Batches | StreamBatches) -> Evaluation:
     """Return loss and accuracy over one pass through the data, in evaluation mode."""
     was_training = stepper.model.training
     stepper.model.eval()
@@ -58,7 +60,7 @@ def evaluate(stepper: Stepper, batches: Batches) -> Evaluation:
         stepper.model.train(was_training)
 
 
-def _evaluate(stepper: Stepper, batches: Batches) -> Evaluation:
+def _evaluate(stepper: Stepper, batches: Batches | StreamBatches) -> Evaluation:
     total = counted = 0.0
     right = labels = 0
     for inputs, targets in batches.epoch(0):  # the same epoch each time: random transforms repeat, results compare

@@ -23,7 +23,7 @@ from gradwatch.history.store import History
 from gradwatch.records import Diagnosis
 from gradwatch.render import LogFormat
 from gradwatch.train import early_stop, resume_check
-from gradwatch.train.data_position import Position
+from gradwatch.train.data_position import Position, numbered
 from gradwatch.train.evaluate import Evaluation, evaluate
 from gradwatch.train.recovery import failures, incidents, recover
 from gradwatch.train.recovery.interrupt import Interrupt
@@ -172,9 +172,13 @@ def _windows(session: Session) -> Iterator[tuple[list[Batch], float]]:
         while progress.epoch == epoch and progress.rewinds == rewinds and progress.step < session.total_steps:
             began = time.perf_counter()
             window = list(itertools.islice(batches, session.config.train.accumulate))
+            if not window:
+                _end_pass(session)
+                continue
             if progress.bad and _is_left_out(session, len(window)):
                 left_out += 1
-                if left_out > session.training.steps_per_epoch:  # a whole epoch without a step: it would never end
+                # a whole epoch without a step: it would never end
+                if left_out > (session.training.steps_per_epoch or 0):
                     raise GradwatchError(
                         "train.on_critical: every batch of the data has been left out as bad; look at the data, and at "
                         f"what was found: gradwatch diagnose {session.directory}"
@@ -188,7 +192,18 @@ def _windows(session: Session) -> Iterator[tuple[list[Batch], float]]:
 def _is_left_out(session: Session, micro_batches: int) -> bool:
     progress = session.progress
     position = Position(epoch=progress.epoch, batch=progress.batch, length=micro_batches)
-    return position.is_among(progress.bad, session.batches)
+    return position.is_among(progress.bad, numbered(session.batches))
+
+
+def _end_pass(session: Session) -> None:
+    """Go on to the next pass over a stream, which has no more batches."""
+    progress = session.progress
+    if not progress.batch:
+        raise GradwatchError(
+            f"data: pass {progress.epoch} over the stream of {session.training.data.name} gave no batch; a stream must "
+            "begin again with each call of its __iter__, and with drop_last it must fill a batch of each worker"
+        )
+    progress.epoch, progress.batch = progress.epoch + 1, 0
 
 
 def advance(session: Session, micro_batches: int, seconds: float) -> None:
@@ -203,7 +218,7 @@ def _pass(session: Session, micro_batches: int) -> None:
     """Advance the data position, into the next epoch at the end of this one."""
     progress = session.progress
     progress.batch += micro_batches
-    if progress.batch == len(session.batches):
+    if session.training.is_at_epoch_end:
         progress.epoch, progress.batch = progress.epoch + 1, 0
 
 

@@ -186,7 +186,7 @@ class Session:
             info,
             data=self.training.data,
             steps_per_epoch=self.training.steps_per_epoch,
-            settings=effective_settings(self.config),
+            settings=self._settings(),
         )
         history, self.writer = self._history(info, saved)
         if self.writer:
@@ -216,6 +216,12 @@ class Session:
             self.training.objective.look = monitor.facts.after_loss
         stack.callback(monitor.detach)
         return pipeline, monitor
+
+    def _settings(self) -> dict[str, Any]:
+        settings = effective_settings(self.config)
+        if self.training.steps_per_epoch is None:  # a remedy must not propose to shuffle a stream
+            del settings["data.shuffle"]
+        return settings
 
     def _pipeline(self, history: History, *, log_format: LogFormat, resumed_at: int | None) -> Pipeline:
         """Return the pipeline that ingests the rows; a replay has no sinks, and detectors only with a past."""
@@ -269,8 +275,8 @@ def _warn_about_warmup(config: Config, training: TrainingState) -> None:
     """Warn of a warm-up longer than the run if only the data determine the length of the run."""
     if getattr(config.train, f"{config.schedule.per}s") is not None:
         return  # the config alone shows it, and was checked
-    steps = training.total_steps
-    length = steps if config.schedule.per == "step" else math.ceil(steps / training.steps_per_epoch)
+    per_epoch = training.steps_per_epoch if config.schedule.per == "epoch" and training.steps_per_epoch else 1
+    length = math.ceil(training.total_steps / per_epoch)
     for warning in long_warmup(config, length=length):
         warnings.warn(warning, stacklevel=2)
 

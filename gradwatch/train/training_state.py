@@ -12,12 +12,14 @@ from typing import Any, Self, final
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import IterableDataset
 
 from gradwatch import build
 from gradwatch.config.sections.root import Config
 from gradwatch.config.sections.train import TrainSection
+from gradwatch.config.streams import stream_problems
 from gradwatch.data import Splits
-from gradwatch.errors import CheckpointError, GradwatchError
+from gradwatch.errors import CheckpointError, ConfigError, GradwatchError
 from gradwatch.monitor import total_norm
 from gradwatch.probe.device.sync import to_host
 from gradwatch.probe.device.torch_reduce import NUM_STATISTICS
@@ -27,6 +29,7 @@ from gradwatch.train import activation_checkpointing, checkpoint
 from gradwatch.train.batches import Batches
 from gradwatch.train.objective import Objective
 from gradwatch.train.step import Clip, Stepper
+from gradwatch.train.streams.batches import StreamBatches
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,7 +81,7 @@ class TrainingState:
         scaler: The GradScaler of fp16, or None.
         schedule: The learning-rate schedule, or None.
         objective: The loss.
-        steps_per_epoch: Optimizer steps per epoch.
+        steps_per_epoch: Optimizer steps per epoch; None for a stream, whose length is not known.
         total_steps: Optimizer steps of the run.
         progress: Progress of the training.
         data: Size and kind of the data.
@@ -87,14 +90,14 @@ class TrainingState:
 
     config: Config
     device: torch.device
-    batches: Batches
-    validation: Batches | None
+    batches: Batches | StreamBatches
+    validation: Batches | StreamBatches | None
     model: nn.Module
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler | None
     schedule: torch.optim.lr_scheduler.LRScheduler | None
     objective: Objective
-    steps_per_epoch: int
+    steps_per_epoch: int | None
     total_steps: int
     progress: Progress
     data: DataInfo
@@ -110,12 +113,9 @@ class TrainingState:
         _checkpoint_activations(model, config.train)
         optimizer = build.optimizer(config.optim, model)
         scaler = build.scaler(config, device)
-        steps_per_epoch = math.ceil(len(batches) / config.train.accumulate)  # the last step may have fewer batches
-        # the config has exactly one of both
-        total_steps = config.train.steps or steps_per_epoch * (config.train.epochs or 0)
-        epochs = math.ceil(total_steps / steps_per_epoch)
-        length = total_steps if config.schedule.per == "step" else epochs
-        schedule = build.schedule(config.schedule, optimizer, length=length)
+        steps_per_epoch, total_steps = _steps(config, batches)
+        per_epoch = steps_per_epoch if config.schedule.per == "epoch" and steps_per_epoch else 1
+        schedule = build.schedule(config.schedule, optimizer, length=math.ceil(total_steps / per_epoch))
         loss = build.loss(config, splits.spec)
         return cls(
             config=config,
@@ -134,10 +134,16 @@ class TrainingState:
             notes=splits.notes,
         )
 
+    @property
+    def is_at_epoch_end(self) -> bool:
+        """Whether the batches of the current epoch are used up; a stream shows this only when it is read on."""
+        return isinstance(self.batches, Batches) and self.progress.batch == len(self.batches)
+
     def state(self) -> dict[str, Any]:
         """Return everything that further steps depend on except the random generators, with the live tensors."""
         model = self.model.state_dict()
-        return {
+        position = {"data": self.batches.state_dict()} if isinstance(self.batches, StreamBatches) else {}
+        return position | {
             "progress": asdict(self.progress),
             "model": model,
             # non-persistent buffers, which state_dict leaves out
@@ -170,6 +176,8 @@ class TrainingState:
         if self.scaler and state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
         self.progress.update(state["progress"])
+        if isinstance(self.batches, StreamBatches) and "data" in state:
+            self.batches.load_state_dict(state["data"])
 
     def check_span(self) -> None:
         """Refuse a total that is below the steps already made, or beyond the schedule, where OneCycleLR would raise."""
@@ -248,15 +256,36 @@ def machine(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _batches(config: Config, splits: Splits) -> tuple[Batches, Batches | None]:
+def _batches(config: Config, splits: Splits) -> tuple[Batches | StreamBatches, Batches | StreamBatches | None]:
     section = config.data
-    make = partial(Batches, seed=config.run.seed, workers=section.workers, pin_memory=section.pin_memory)
-    training = make(splits.train, batch_size=section.batch_size, shuffle=section.shuffle, drop_last=section.drop_last)
+    common: dict[str, Any] = {"seed": config.run.seed, "workers": section.workers, "pin_memory": section.pin_memory}
+    of_stream: Callable[..., StreamBatches] = partial(StreamBatches, **common)
+    of_dataset: Callable[..., Batches] = partial(Batches, **common)
+    training: Batches | StreamBatches
+    if isinstance(splits.train, IterableDataset):
+        if problems := stream_problems(config, has_validation=splits.val is not None):
+            raise ConfigError(problems)
+        training = of_stream(splits.train, batch_size=section.batch_size, drop_last=section.drop_last)
+    else:
+        shuffle = section.shuffle is not False
+        training = of_dataset(splits.train, batch_size=section.batch_size, shuffle=shuffle, drop_last=section.drop_last)
     if splits.val is None:
         return training, None
     size = section.eval_batch_size or section.batch_size
     # neither shuffled nor cut short: an evaluation counts every sample once
-    return training, make(splits.val, batch_size=size)
+    if isinstance(splits.val, IterableDataset):
+        return training, of_stream(splits.val, batch_size=size)
+    return training, of_dataset(splits.val, batch_size=size)
+
+
+def _steps(config: Config, batches: Batches | StreamBatches) -> tuple[int | None, int]:
+    """Return the optimizer steps of an epoch, or None if not known, and of the run."""
+    if isinstance(batches, StreamBatches):
+        assert config.train.steps, "a stream without it has been refused"
+        return None, config.train.steps
+    steps_per_epoch = math.ceil(len(batches) / config.train.accumulate)  # the last step may have fewer batches
+    # the config has exactly one of both
+    return steps_per_epoch, config.train.steps or steps_per_epoch * (config.train.epochs or 0)
 
 
 def _checkpoint_activations(model: nn.Module, train: TrainSection) -> None:

@@ -28,8 +28,11 @@ class Listed(Dataset):
 
 
 class Stream(IterableDataset):
+    def __init__(self, samples):
+        self.samples = samples
+
     def __iter__(self):
-        yield torch.zeros(3), 0
+        return iter(self.samples)
 
 
 def test_splits_are_taken_as_they_are():
@@ -54,6 +57,7 @@ def test_a_tensor_dataset_becomes_the_quick_one_and_its_labels_are_counted():
         (Listed([(torch.rand(2, 5), torch.rand(7))]), DataSpec(input_shape=(2, 5), outputs=7, kind="values")),
         (Listed([(np.zeros(4), 0.5)]), DataSpec(input_shape=(4,), outputs=1, kind="values")),
         (Listed([(torch.rand(4), 1)], classes=["a", "b", "c"]), DataSpec(input_shape=(4,), outputs=3, kind="classes")),
+        (Stream([(torch.rand(4), 0.5)]), DataSpec(input_shape=(4,), outputs=1, kind="values")),
         (Listed([(torch.rand(4), 1)], num_classes=9), DataSpec(input_shape=(4,), outputs=9, kind="classes")),
         (Listed([(torch.rand(4), 1)] * 4, targets=[1, 5, 1, 5]), DataSpec(input_shape=(4,), outputs=6, kind="classes")),
         (
@@ -73,7 +77,8 @@ def test_what_a_model_must_know_is_found_out_from_the_first_sample(dataset, spec
 @pytest.mark.parametrize(
     ("result", "message"),
     [
-        (Stream(), r"data\.target: got Stream, expected a map-style dataset .*resumed run"),
+        (3, r"data\.target: got int, expected a map-style dataset .*, or a stream: a subclass of .*IterableDataset"),
+        (Stream([(torch.rand(3), 1)]), "cannot tell how many classes Stream has; give it an attribute `classes`"),
         (3, r"data\.target: got int, expected a map-style dataset"),
         (Listed([]), r"data\.target: the training part is empty"),
         (Listed([(torch.rand(3), 1)]), r"cannot tell how many classes Listed has; .*return gradwatch\.data\.Splits"),
@@ -92,7 +97,8 @@ def test_what_cannot_be_understood_is_refused_with_the_way_out(result, message):
     ("part", "message"),
     [
         (Listed([]), "data: mine, {} part: is empty, expected at least one sample"),
-        (Stream(), "data: mine, {} part: got Stream, expected a map-style dataset"),
+        (3, r"data: mine, {} part: got int, expected a map-style dataset"),
+        (Stream([]), "data: mine, {} part: is empty, expected a stream that yields at least one sample"),
         (Listed([torch.rand(3)]), r"data: mine, {} part: a sample is a Tensor, expected a pair"),
         (Listed([(torch.rand(4), 0)]), r"data: mine, {} part: .* have shape \(4,\), expected \(3,\)"),
         (

@@ -37,7 +37,11 @@ class DataSection(TargetSection):
     )
     workers: Count = Field(default=0, description="Processes that load samples; 0 loads them in the training process.")
     pin_memory: bool = Field(default=False, description="Load batches into page-locked memory, for a CUDA device.")
-    shuffle: bool = Field(default=True, description="Draw training samples in a new random order in each epoch.")
+    shuffle: bool | None = Field(
+        default=None,
+        description="Draw training samples in a new random order in each epoch; null does so except with a stream, "
+        "which keeps its own order.",
+    )
     drop_last: bool = Field(default=False, description="Leave out an epoch's last batch where it is short.")
     transform: Transforms = Field(
         default=(),

@@ -193,8 +193,9 @@ def _data(data: DataInfo) -> str:
         "values": "values" if data.outputs == 1 else f"values, {data.outputs:,} per sample",
     }[data.kind]
     guessed = f" (guessed from {data.guess})" if data.guess else ""
-    held_out = f"{data.held_out:,} for validation" if data.held_out else "none for validation"
-    return f"{data.name}: {data.samples:,} samples for training, {held_out}; {what}{guessed}"
+    samples = "a stream" if data.samples is None else f"{data.samples:,} samples"
+    held_out = "a stream" if data.held_out is None else f"{data.held_out:,}" if data.held_out else "none"
+    return f"{data.name}: {samples} for training, {held_out} for validation; {what}{guessed}"
 
 
 def _length(info: RunInfo) -> str:

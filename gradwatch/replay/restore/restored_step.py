@@ -15,10 +15,10 @@ from gradwatch.replay.restore.start_state import find_start_state
 from gradwatch.state.rng import set_random_state
 from gradwatch.state.snapshot import Snapshot
 from gradwatch.train.batches import Indices
-from gradwatch.train.data_position import Position
 from gradwatch.train.recovery.incidents import position_of
 from gradwatch.train.session import Session
 from gradwatch.train.step import Batch, Stepper
+from gradwatch.train.streams.batches import StreamBatches
 
 
 @contextlib.contextmanager
@@ -68,9 +68,10 @@ class RestoredStep:
         self._modes = [module.training for module in self.training.model.modules()]
         self._before = Snapshot()
         self._before.take(session.state())
-        position = self._position(0)  # needs the progress in the snapshot
-        self.window: list[Batch] = position.read(self.training.batches)
-        self.indices: list[Indices] = position.indices(self.training.batches)
+        # needs the progress in the snapshot
+        self.window: list[Batch]
+        self.indices: list[Indices]
+        self.window, self.indices = self._window(0)
 
     def restore(self) -> None:
         """Restore weights, buffers, optimizer, schedule, scaler, random generators and modes from before the step."""
@@ -92,7 +93,12 @@ class RestoredStep:
         Args:
             offset: Number of steps after this step, not negative.
         """
-        return self._position(offset).read(self.training.batches)
+        return self._window(offset)[0]
 
-    def _position(self, offset: int) -> Position:
-        return position_of(self.training, self.step + offset, since=self._before.read()["progress"])
+    def _window(self, offset: int) -> tuple[list[Batch], list[Indices]]:
+        batches, accumulate = self.training.batches, self.config.train.accumulate
+        if isinstance(batches, StreamBatches):
+            read = batches.ahead(offset * accumulate, accumulate)
+            return [batch for batch, _ in read], [numbers_B for _, numbers_B in read]
+        position = position_of(self.training, self.step + offset, since=self._before.read()["progress"])
+        return position.read(batches), position.indices(batches)

@@ -16,6 +16,7 @@ from gradwatch.history.store import History
 from gradwatch.replay.config_change import config_of
 from gradwatch.replay.incident import incidents
 from gradwatch.train import checkpoint
+from gradwatch.train.batches import Batches
 from gradwatch.train.recovery.recover import scale_learning_rates
 from gradwatch.train.session import Session
 
@@ -70,8 +71,9 @@ class WarmStart:
             state["scaler"] = None  # its loss scale would replace the changed settings
         session = Session(config, folder, stack=stack, rerun=state, past=self.history())
         _set_optimizer(session, old)  # after the session has loaded the old state
-        if config.data.batch_size != old.data.batch_size:
-            _move(session, old.data.batch_size)
+        # the position in a stream counts samples, so it needs no change
+        if config.data.batch_size != old.data.batch_size and isinstance(session.batches, Batches):
+            _move(session, session.batches, old.data.batch_size)
         return session
 
 
@@ -129,10 +131,10 @@ def _set_optimizer(session: Session, old: Config) -> None:
             group[RATE] = group.pop("initial_lr", group[RATE])
 
 
-def _move(session: Session, batch_size: int) -> None:
+def _move(session: Session, batches: Batches, batch_size: int) -> None:
     """Set the position in the epoch to the same sample after a change of the batch size."""
     progress = session.progress
     # skipped batches are identified by batch number, so the list is void for another batch size
     progress.batch, progress.bad = progress.batch * batch_size // session.config.data.batch_size, []
-    if progress.batch >= len(session.batches):  # larger batches may not fill the rest of the epoch
+    if progress.batch >= len(batches):  # larger batches may not fill the rest of the epoch
         progress.epoch, progress.batch = progress.epoch + 1, 0

@@ -14,8 +14,9 @@ from gradwatch.incident.recorder import MEGABYTE, Snapshotter
 from gradwatch.probe.batches.batch_hash import hash_batch
 from gradwatch.records import Finding
 from gradwatch.state.snapshot import num_bytes
-from gradwatch.train.data_position import Position, positions
+from gradwatch.train.data_position import Position, numbered, positions
 from gradwatch.train.session import Session
+from gradwatch.train.streams.batches import StreamBatches
 from gradwatch.train.training_state import TrainingState, machine
 
 MOST_BATCH_BYTES = 256 * MEGABYTE
@@ -85,7 +86,8 @@ def position_of(training: TrainingState, step: int, *, since: dict[str, Any] | N
     since = since or {"step": 0, "epoch": 0, "batch": 0}
     accumulate, bad = training.config.train.accumulate, training.progress.bad
     # counted step by step, since bad steps in between take batches without counting as steps
-    steps = positions(training.batches, accumulate=accumulate, epoch=since["epoch"], batch=since["batch"], bad=bad)
+    batches = numbered(training.batches)
+    steps = positions(batches, accumulate=accumulate, epoch=since["epoch"], batch=since["batch"], bad=bad)
     return next(itertools.islice(steps, step - since["step"], None))
 
 
@@ -125,22 +127,30 @@ def _write(session: Session, recorder: Snapshotter, findings: Sequence[Finding])
     step = min(min(finding.step for finding in findings), training.progress.step - 1)
     # a snapshot from after the step cannot reproduce it
     snapshot = recorder.read() if recorder.step is not None and recorder.step <= step else None
-    position = position_of(training, step, since=snapshot["progress"] if snapshot else None)
-    window = position.read(training.batches)
+    window, place = _batches_of(training, step, since=snapshot["progress"] if snapshot else None)
     facts = {
         "snapshot": recorder.step if snapshot else None,
-        "epoch": position.epoch,
-        "batch": position.batch,
-        "samples": [[int(i) for i in part] for part in position.indices(training.batches)],
+        **place,
         "weights": {"step": training.progress.step, "hash": fingerprint(training)},
         "machine": machine(training.device),
     }
     state = {
         "snapshot": snapshot,
-        "window": window if num_bytes(window) <= MOST_BATCH_BYTES else None,
+        "window": window if window and num_bytes(window) <= MOST_BATCH_BYTES else None,
         "rows": rows(history, first=recorder.step if snapshot and recorder.step is not None else step),
     }
     written = recorder.write(step=step, findings=findings, facts=facts, state=state)
     if written:
         path, content = written.relative_to(session.directory), f"the state that reproduces step {step}"
         session.pipeline.add_event(INCIDENT.emit(step=step, path=path, content=content))
+
+
+def _batches_of(
+    training: TrainingState, step: int, *, since: dict[str, Any] | None
+) -> tuple[list[Any] | None, dict[str, Any]]:
+    """Return the batches of a step and their place in the data; of a stream, a replay reads them again."""
+    if isinstance(training.batches, StreamBatches):
+        return None, {}
+    position = position_of(training, step, since=since)
+    samples = [[int(i) for i in part] for part in position.indices(training.batches)]
+    return position.read(training.batches), {"epoch": position.epoch, "batch": position.batch, "samples": samples}

@@ -11,7 +11,7 @@ from gradwatch.events import BATCH_LEFT_OUT, INCIDENT, LEFT_OUT, NOT_RECORDED, R
 from gradwatch.records import Event, Finding
 from gradwatch.state.rng import set_random_state
 from gradwatch.train import checkpoint
-from gradwatch.train.data_position import Position
+from gradwatch.train.data_position import Position, numbered
 from gradwatch.train.recovery.incidents import keep, position_of
 from gradwatch.train.session import Session
 
@@ -126,7 +126,7 @@ def _saved(session: Session, step: int) -> dict[str, Any]:
 def _leave_out(session: Session, position: Position) -> None:
     """Mark a step as bad: its batches are skipped from the current position on."""
     progress = session.progress
-    progress.bad = [*progress.bad, [*position.identity(session.batches), progress.epoch, progress.batch]]
+    progress.bad = [*progress.bad, [*position.identity(numbered(session.batches)), progress.epoch, progress.batch]]
 
 
 def _emit(session: Session, event: Event, *, times: int = 0) -> None:

@@ -18,7 +18,7 @@ def test_what_is_left_out_has_its_default(write):
     config = load_config(write())
 
     assert (config.run.seed, config.run.out) == (0, Path("runs"))
-    assert (config.data.batch_size, config.data.shuffle, config.data.augment) == (64, True, ())
+    assert (config.data.batch_size, config.data.shuffle, config.data.augment) == (64, None, ())
     assert (config.loss.name, config.loss.target, config.schedule.name) == (None, None, None)
     assert (config.train.precision, config.train.clip, config.train.scaler.init_scale) == ("fp32", None, 65536.0)
     assert (config.watch.updates_every, config.detect, config.sinks) == (10, {}, {})

@@ -1,0 +1,1 @@
+"""Read batches from streams: datasets without numbered samples, in shards, from a position that a checkpoint holds."""
