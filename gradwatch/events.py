@@ -14,6 +14,8 @@ NO_VALUES: Mapping[str, float] = MappingProxyType({})
 
 PER_PARAMETER = "<parameter>"
 """Name of a declaration for several values, each under the name of a parameter."""
+PER_SAMPLE = "sample.<hash>"
+"""Name of a declaration for several values, each under the hash of a sample."""
 
 
 @final
@@ -43,8 +45,8 @@ class EventKind:
             values: Named numbers, all declared by this kind.
             words: Values for the other slots of the text.
         """
-        # names of parameters cannot be declared in advance
-        unknown = set() if PER_PARAMETER in self.values else values.keys() - self.values.keys()
+        # names of parameters and samples cannot be declared in advance
+        unknown = set() if {PER_PARAMETER, PER_SAMPLE} & self.values.keys() else values.keys() - self.values.keys()
         assert not unknown, f"{self.name}: got values {sorted(unknown)}, expected some of {sorted(self.values)}"
         text = self.text.format(**values, **words)
         return Observation(self.name, layer, text, {name: float(value) for name, value in values.items()})
@@ -527,16 +529,17 @@ RANK_BATCHES_EQUAL = EventKind(
     values={"rank": "the lowest rank whose batch another rank has as well", "other": "that other rank"},
     text="ranks {rank:.0f} and {other:.0f} train on the same batches",
 )
-RANK_BATCHES_REPEATED = EventKind(
-    name="rank-batches-repeated",
-    meaning="A rank trains on batches that another rank had at other steps.",
-    values={
-        "rank": "the rank",
-        "other": "the rank that had the batches before",
-        "batches": "number of such batches",
-        "of": "number of batches of the rank",
-    },
-    text="rank {rank:.0f} had {batches:.0f} of its {of:.0f} batches from rank {other:.0f}",
+RANK_SAMPLES_SHARED = EventKind(
+    name="rank-samples-shared",
+    meaning="Two ranks train on the same samples in one epoch, at equal or at other steps.",
+    values={"rank": "the lower rank", "other": "the higher rank", "shared": "fraction of their samples"},
+    text="ranks {rank:.0f} and {other:.0f} train on the same samples: they share {percent:.0f} % of them",
+)
+RANK_ORDER_REPEATED = EventKind(
+    name="rank-order-repeated",
+    meaning="A sampler that shuffles gave two epochs the same order.",
+    values={"epoch": "the number that the sampler has for both epochs", "steps": "steps of an epoch"},
+    text="two epochs of {steps:.0f} steps have the same order",
 )
 RANK_RATES_DIFFER = EventKind(
     name="rank-rates-differ",
@@ -559,6 +562,8 @@ RANK_STATE = EventKind(
         "local": "squared L2 norm of some gradients before the average over the ranks",
         "reduced": "squared L2 norm of these gradients before the update",
         "product": "inner product of the two",
+        "samples_until": "step that ends the steps whose samples are counted",
+        PER_SAMPLE: "first step that had a sample, by a hash of the sample",
     },
     text="the state of this rank was read",
 )

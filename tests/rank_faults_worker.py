@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import gradwatch
 
@@ -186,6 +187,45 @@ class Overlapping(Training):
         return self.stream[0][rows], self.stream[1][rows]
 
 
+class Shards(Training):
+    """Each rank has a range of samples. The last third of the first range is the first third of the second."""
+
+    def __init__(self, rank):
+        super().__init__(rank)
+        x, y = draw(torch.Generator().manual_seed(1), 800)
+        own = torch.arange(320 * rank, 320 * rank + 480)[torch.randperm(480)]
+        self.shard = x[own], y[own]
+
+    def batch(self, step):
+        rows = slice(16 * (step % 30), 16 * (step % 30) + 16)
+        return self.shard[0][rows], self.shard[1][rows]
+
+
+class Epochs(Training):
+    """Three epochs of a sampler, with a padding of one sample."""
+
+    def __init__(self, rank):
+        super().__init__(rank)
+        data = TensorDataset(*draw(torch.Generator().manual_seed(1), 511))
+        self.sampler = DistributedSampler(data, 2, rank)
+        self.loader = DataLoader(data, 16, sampler=self.sampler)
+        self.batches = iter(())
+
+    def batch(self, step):
+        if step % 16 == 0:
+            self.begin_epoch(step // 16)
+            self.batches = iter(self.loader)
+        return next(self.batches)
+
+    def begin_epoch(self, epoch):
+        self.sampler.set_epoch(epoch)
+
+
+class EqualEpochs(Epochs):
+    def begin_epoch(self, epoch):
+        pass
+
+
 class BadSample(Training):
     def batch(self, step):
         x, y = super().batch(step)
@@ -299,10 +339,11 @@ class Pipeline(Training):
 
 FAULTS = [
     Summed, DividedTwice, ClipBefore, NeverBroadcast, Unsynchronized, Unwrapped, LeftOut, ChangedLate, SameData,
-    Overlapping, BadSample, Logarithm, OwnRate, SameDropout, OwnStatistics,
+    Overlapping, Shards, EqualEpochs, BadSample, Logarithm, OwnRate, SameDropout, OwnStatistics,
 ]  # fmt: skip
 HEALTHY = [
     Training, ByHand, ClipAfter, Accumulating, Dropout, BatchNorm, LocalSteps, OwnAverage, Uneven, Pipeline, Guarded,
+    Epochs,
 ]  # fmt: skip
 
 REMEDIES = {
@@ -310,7 +351,8 @@ REMEDIES = {
     "clip_after_average": [(ClipBefore, ClipAfter)],
     "divide_by_ranks": [(Summed, ByHand), (DividedTwice, ByHand)],
     "broadcast_weights": [(NeverBroadcast, ByHand), (ChangedLate, Training)],
-    "split_data": [(SameData, Training), (Overlapping, Training)],
+    "split_data": [(SameData, Training), (Overlapping, Training), (Shards, Training)],
+    "set_epoch": [(EqualEpochs, Epochs)],
     "clean_data": [(BadSample, Training)],
     "record_ranks": [(Logarithm, Guarded)],
     "same_rates": [(OwnRate, Training)],

@@ -71,6 +71,7 @@ class CauseId(enum.StrEnum):
     SUMMED_OVER_RANKS = "summed-over-ranks"
     DIFFERENT_REPLICAS = "different-replicas"
     SHARED_BATCHES = "shared-batches"
+    EQUAL_EPOCHS = "equal-epochs"
     BAD_DATA_ON_RANK = "bad-data-on-rank"
     NAN_ON_RANK = "nan-on-rank"
     DIFFERENT_RATES = "different-rates"
@@ -917,9 +918,21 @@ CAUSES: tuple[Cause, ...] = (
         name="ranks train on the same data",
         leads={"rank-data": 12},
         explains={"overfitting": 2},
+        excludes=frozenset({Condition.RANK_ORDER}),
         because="Without a sampler that knows the rank, each rank reads the whole dataset.",
         confirm="Print the first labels of a batch on each rank: they must differ.",
         remedies=("split_data",),
+        source="PyTorch, DistributedSampler, https://pytorch.org/docs/stable/data.html",
+    ),
+    Cause(
+        id=CauseId.EQUAL_EPOCHS,
+        name="a DistributedSampler without set_epoch",
+        leads={"rank-data": 12},
+        explains={"overfitting": 1.5},
+        requires=frozenset({Condition.RANK_ORDER}),
+        because="DistributedSampler shuffles with its seed + its epoch, which stays 0 unless the loop sets it.",
+        confirm="Print the first labels of the first batch in two epochs: they must differ.",
+        remedies=("set_epoch",),
         source="PyTorch, DistributedSampler, https://pytorch.org/docs/stable/data.html",
     ),
     Cause(

@@ -84,6 +84,9 @@ class Condition(enum.Enum):
     RANK_BUFFERS = enum.auto()
     """The buffers differ between the ranks."""
 
+    RANK_ORDER = enum.auto()
+    """Two epochs have the same order of samples."""
+
     RANK_DRAWS = enum.auto()
     """Several ranks draw the same random numbers."""
 

@@ -265,6 +265,10 @@ KNOWN: dict[str, Build] = {
         "split the data over the ranks with a DistributedSampler, and call set_epoch before each epoch",
         "sampler = DistributedSampler(dataset)\nloader = DataLoader(dataset, sampler=sampler)",
     ),
+    "set_epoch": _either(
+        "call set_epoch of the sampler before each epoch",
+        "for epoch in range(epochs):\n    sampler.set_epoch(epoch)",
+    ),
     "record_ranks": _either(
         "guard the formula against the values of that batch; record=True on all ranks keeps the state of each step"
     ),

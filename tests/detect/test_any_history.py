@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gradwatch.detect import detectors
 from gradwatch.diagnose.rank import diagnose
-from gradwatch.events import KINDS, LEFT_OUT, PER_PARAMETER
+from gradwatch.events import KINDS, LEFT_OUT, PER_PARAMETER, PER_SAMPLE
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.pipeline.ingest import Ingest
@@ -83,7 +83,11 @@ def runs(draw):
         array[first : draw(st.sampled_from([None, first + 1, first + 20]))] = draw(st.sampled_from(ODD))
     for name in draw(st.lists(st.sampled_from(sorted(KINDS)), max_size=6)):
         kind, layer = KINDS[name], draw(st.sampled_from([None, "layers.0.weight", "acts.0", "elsewhere"]))
-        numbers = {key: float(draw(st.sampled_from([1, 2, 5]))) for key in kind.values if key != PER_PARAMETER}
+        numbers = {
+            key: float(draw(st.sampled_from([1, 2, 5])))
+            for key in kind.values
+            if key not in (PER_PARAMETER, PER_SAMPLE)
+        }
         if PER_PARAMETER in kind.values:  # of two parameters or more
             numbers = dict(zip(made.names(), range(made.layers), strict=True))
         if all(numbers.get(key, 0) < made.layers > 1 for key, unit in kind.values.items() if "index" in unit):

@@ -1,4 +1,4 @@
-"""Read at a few steps what only a comparison of the ranks needs: local gradients, buffers and random states."""
+"""Read what only a comparison of the ranks needs: local gradients, buffers, random states and samples."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from torch.utils.hooks import RemovableHandle
 
 from gradwatch.attempts import Attempts
 from gradwatch.events import RANK_STATE
+from gradwatch.monitor.ranks.epochs import EpochWatch
+from gradwatch.monitor.ranks.samples import SampleReader
 from gradwatch.pipeline.ranks.states import is_due
 from gradwatch.probe.device.dtensor import is_distributed
 from gradwatch.probe.device.sync import to_float, to_host
@@ -31,13 +33,15 @@ class RankReader:
     """Reads the state of a rank at its first steps and at powers of two, as one event each.
 
     A gradient is read when autograd has computed it, before any average over the ranks, and again before the update.
-    Buffers and random states are read when the forward pass of the model inside of its wrapper begins.
+    Buffers and random states are read when the forward pass of the model inside of its wrapper begins, and the samples
+    of all forward passes up to the second epoch.
 
     Args:
         models: The models by name.
         optimizers: The optimizers.
         emit: Called with each event.
         attempts: Counts failures.
+        first_step: The optimizer step in progress.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class RankReader:
         optimizers: Sequence[torch.optim.Optimizer],
         emit: Callable[[Event], None],
         attempts: Attempts,
+        first_step: int = 0,
     ) -> None:
         self._emit, self._attempts = emit, attempts
         self._model = _inner(next(iter(models.values())))
@@ -55,14 +60,17 @@ class RankReader:
         self._local: dict[Tensor, Tensor] = {}
         self._values: dict[str, float] = {}
         self._before: Tensor | None = None
-        self._step = 0
+        self._samples = SampleReader()
+        self._epochs = EpochWatch(self._model, emit, attempts)
+        self._step = first_step
 
     def attach(self) -> list[Removable]:
         """Attach all hooks, and return what removes them."""
         self._attach_to_gradients()
-        hooks: list[Removable] = [self, self._optimizer.register_step_pre_hook(inert_hook(self._end))]
+        self._epochs.attach(self._step)
+        hooks: list[Removable] = [self, self._epochs, self._optimizer.register_step_pre_hook(inert_hook(self._end))]
         if takes_hooks(self._model):
-            hooks.append(self._model.register_forward_pre_hook(inert_hook(self._begin_forward)))
+            hooks.append(self._model.register_forward_pre_hook(inert_hook(self._begin_forward), with_kwargs=True))
             hooks.append(self._model.register_forward_hook(inert_hook(self._end_forward)))
         return hooks
 
@@ -82,8 +90,11 @@ class RankReader:
     def _is_due(self) -> bool:
         return is_due(self._step)
 
-    def _begin_forward(self, module: nn.Module, args: Any) -> None:
-        if self._is_due and module.training and "buffers" not in self._values:
+    def _begin_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if not module.training:
+            return
+        self._attempts.run(PART, functools.partial(self._samples.read, (args, kwargs), step=self._step))
+        if self._is_due and "buffers" not in self._values:
             self._attempts.run(PART, self._read_buffers)
             self._before = torch.get_rng_state()
 
@@ -105,11 +116,13 @@ class RankReader:
     def _end(self, *_: Any) -> None:
         if self._is_due:
             self._attempts.run(PART, self._read_gradients)
+            self._values |= self._attempts.run(PART, functools.partial(self._samples.values, self._step)) or {}
             if self._values:
                 self._emit(RANK_STATE.emit(step=self._step, values=self._values))
         self._local.clear()
         self._values = {}
         self._step += 1
+        self._epochs.step = self._step
         self._attach_to_gradients()
 
     def _read_gradients(self) -> None:

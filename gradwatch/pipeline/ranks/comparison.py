@@ -16,7 +16,6 @@ from gradwatch.events import (
     BATCH_FINITE,
     BATCH_NONFINITE,
     RANK_BATCHES_EQUAL,
-    RANK_BATCHES_REPEATED,
     RANK_GRADIENTS_AGREE,
     RANK_GRADIENTS_DIFFER,
     RANK_LOSS_NONFINITE,
@@ -27,7 +26,7 @@ from gradwatch.events import (
     EventKind,
 )
 from gradwatch.history.store import History, Rows
-from gradwatch.pipeline.ranks.alignment import MAX_WAITING, Aligned, Alignment
+from gradwatch.pipeline.ranks.alignment import Aligned, Alignment
 from gradwatch.pipeline.ranks.states import (
     TOLERANCE,
     WEIGHT_TOLERANCE,
@@ -44,8 +43,6 @@ WAIT_S = 0.05
 """Time between two reads while the run ends."""
 EQUAL_BATCHES = 3
 """Successive equal batches that are no chance: a constant batch may stand at the start of an epoch."""
-REPEATED_BATCHES, REPEATED_FRAC = 5, 0.1
-"""Number and fraction of the batches of a rank that another rank had at another step."""
 MAX_EVENTS = 10
 """Maximum number of events of a kind, for ranks that agree and differ by turns."""
 MAX_NAMED = 8
@@ -78,9 +75,6 @@ class RankComparison:
         self._num_events: dict[str, int] = {}
         self._states = StateComparison(info.world_size, has_scale=info.loss_scaling, has_own_batches=has_own_batches)
         self._num_equal = 0
-        self._batches: dict[float, tuple[int, int]] = {}
-        self._num_batches = np.zeros(info.world_size, int)
-        self._repeated = np.zeros((info.world_size, info.world_size), int)
 
     def add(self, rows: Rows) -> None:
         """Add steps of this process."""
@@ -138,8 +132,8 @@ class RankComparison:
         yield from self._gradients(aligned)
         yield from self._weights(aligned)
         if self._has_own_batches:
+            self._states.has_batches |= bool(np.isfinite(aligned.run_RTS[:, :, self._columns["batch_hash"]]).any())
             yield from self._equal_batches(aligned)
-            yield from self._repeated_batches(aligned)
 
     def _losses(self, aligned: Aligned) -> Iterator[Event]:
         """Emit the rank with the first loss that is not finite."""
@@ -237,26 +231,6 @@ class RankComparison:
                 onset = max(step - EQUAL_BATCHES + 1, 0)
                 rank, other = (aligned.ranks[i] for i in pair)
                 yield RANK_BATCHES_EQUAL.emit(step=onset, values={"rank": rank, "other": other})
-
-    def _repeated_batches(self, aligned: Aligned) -> Iterator[Event]:
-        """Emit that a rank had batches which another rank had at other steps."""
-        hash_RT = aligned.run_RTS[:, :, self._columns["batch_hash"]]
-        for t, step in enumerate(aligned.steps_T.tolist()):
-            for rank, value in zip(aligned.ranks, hash_RT[:, t].tolist(), strict=True):
-                if value != value:  # no batch was passed
-                    continue
-                self._num_batches[rank] += 1
-                other, before = self._batches.setdefault(value, (rank, step))
-                if other == rank or before == step:
-                    continue
-                self._repeated[rank, other] += 1
-                count, of = int(self._repeated[rank, other]), int(self._num_batches[rank])
-                is_often = count >= max(REPEATED_BATCHES, REPEATED_FRAC * of)
-                if is_often and self._is_first("repeated"):
-                    values = {"rank": rank, "other": other, "batches": count, "of": of}
-                    yield RANK_BATCHES_REPEATED.emit(step=step, values=values)
-        if len(self._batches) > MAX_WAITING * len(aligned.ranks):
-            self._batches.clear()  # another epoch: what the ranks repeat, they repeat again
 
     def _changes(self, what: str, is_odd_T: Mask) -> Iterator[int]:
         """Yield the index of each step at which a state is known first, or has changed."""

@@ -11,8 +11,16 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwatch.events import RANK_BUFFERS_DIFFER, RANK_DRAWS_EQUAL, RANK_FACTOR, RANK_WEIGHTS_AGREE, EventKind
+from gradwatch.events import (
+    RANK_BUFFERS_DIFFER,
+    RANK_DRAWS_EQUAL,
+    RANK_FACTOR,
+    RANK_SAMPLES_SHARED,
+    RANK_WEIGHTS_AGREE,
+    EventKind,
+)
 from gradwatch.history.store import Floats
+from gradwatch.pipeline.ranks.samples import UNTIL, find_shared
 from gradwatch.records import Event
 
 DENSE_STEPS = 5
@@ -44,14 +52,16 @@ class StateComparison:
 
     Attributes:
         clip_factors: Norm of the gradients after clipping / before clipping, by step.
+        has_batches: Whether the loop passes its batches. Without them, samples are not compared.
         is_apart: Whether the gradients differ between the ranks. Weights that agree are then an event.
     """
 
     def __init__(self, world_size: int, *, has_scale: bool, has_own_batches: bool) -> None:
         self.clip_factors: dict[int, float] = {}
-        self.is_apart = False
+        self.has_batches = self.is_apart = False
         self._world_size, self._has_scale, self._has_own_batches = world_size, has_scale, has_own_batches
         self._states: dict[int, dict[int, Mapping[str, float]]] = {}
+        self._samples: dict[int, Mapping[str, float]] = {}
         self._compared = -1
         self._since: dict[str, list[int]] = {}
         self._emitted: set[str] = set()
@@ -97,8 +107,18 @@ class StateComparison:
         pair = equal_pair(column["random"]) if self._has_own_batches else None
         values = {"rank": ranks[pair[0]], "other": ranks[pair[1]]} if pair else None
         yield from self._emit(RANK_DRAWS_EQUAL, step, values)
+        self._samples |= {rank: state for rank, state in zip(ranks, states, strict=True) if UNTIL in state}
+        yield from self._shared_samples()
         factor = self._factor(step, column) if len(ranks) == self._world_size else None
         yield from self._emit(RANK_FACTOR, step, factor)
+
+    def _shared_samples(self) -> Iterator[Event]:
+        if not self.has_batches or RANK_SAMPLES_SHARED.name in self._emitted:
+            return
+        if shared := find_shared(self._samples):
+            self._emitted.add(RANK_SAMPLES_SHARED.name)
+            values = {"rank": shared.rank, "other": shared.other, "shared": shared.fraction}
+            yield RANK_SAMPLES_SHARED.emit(step=shared.step, values=values, percent=100 * shared.fraction)
 
     def _factor(self, step: int, column: Mapping[str, Floats]) -> dict[str, float] | None:
         """Return the ratio of the gradients to their average, if it is the number of ranks or its inverse."""

@@ -27,7 +27,9 @@ FAULTS = {
     "LeftOut": ("unsynchronized-gradient", "2.weight", (0, 0), "unaveraged-gradients"),
     "ChangedLate": ("rank-divergence", "2.weight", (21, 30), "different-replicas"),
     "SameData": ("rank-data", None, (0, 0), "shared-batches"),
-    "Overlapping": ("rank-data", None, (10, 20), "shared-batches"),
+    "Overlapping": ("rank-data", None, (10, 10), "shared-batches"),
+    "Shards": ("rank-data", None, (0, 15), "shared-batches"),
+    "EqualEpochs": ("rank-data", None, (16, 16), "equal-epochs"),
     "BadSample": ("rank-non-finite", None, (20, 20), "bad-data-on-rank"),
     "Logarithm": ("rank-non-finite", None, (20, 20), "nan-on-rank"),
     "OwnRate": ("rank-setting", None, (21, 21), "different-rates"),
@@ -50,6 +52,7 @@ HEALTHY = (
     "Uneven",
     "Pipeline",
     "Guarded",
+    "Epochs",
 )
 
 

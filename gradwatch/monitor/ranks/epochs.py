@@ -1,0 +1,125 @@
+"""Notice a sampler that gives two epochs the same order, because `set_epoch` was not called between them."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, final
+
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler
+
+from gradwatch.attempts import Attempts
+from gradwatch.events import RANK_ORDER_REPEATED
+from gradwatch.records import Event
+
+PART = "the check of the order of samples"
+
+_watches: weakref.WeakSet[EpochWatch] = weakref.WeakSet()
+_replaced: list[tuple[type[Any], Any, Any]] = []
+"""Each class with a replaced `__iter__`: the class, its method, and the method that calls the watches."""
+
+
+@dataclass(slots=True)
+class _Pass:
+    """A pass over the data of a sampler, with the epoch number of the pass before and its number of optimizer steps."""
+
+    data: weakref.ref[Any]
+    epoch: int
+    first_step: int
+    before: tuple[int, int] = (-1, 0)
+
+
+@final
+class EpochWatch:
+    """Compares the passes of a training over its samplers.
+
+    Two passes have the same order if the sampler has the same epoch number in both, and shuffles. The second one must
+    have as many optimizer steps as the first: a search for a learning rate, or a look at a batch, ends earlier.
+
+    Args:
+        model: A pass counts if it begins while this model trains.
+        emit: Called with one event.
+        attempts: Counts failures.
+
+    Attributes:
+        step: The optimizer step in progress. The owner of the watch counts it.
+    """
+
+    def __init__(self, model: nn.Module, emit: Callable[[Event], None], attempts: Attempts) -> None:
+        self._model, self._emit, self._attempts = model, emit, attempts
+        self._passes: dict[tuple[type[Any], int, object], _Pass] = {}
+        self.step, self._is_over = 0, False
+
+    def attach(self, step: int) -> None:
+        """Observe all samplers until `remove`, from an optimizer step on. A discarded watch observes nothing."""
+        self.step = step
+        _watches.add(self)
+        if not _replaced:
+            _replace(DataLoader, _samplers_of)
+            _replace(DistributedSampler, lambda sampler: iter((sampler,)))
+
+    def remove(self) -> None:
+        """Undo `attach`. The last watch restores the classes of torch."""
+        for last in self._passes.values():
+            self._compare(last)
+        _watches.discard(self)
+        while _replaced and not _watches:
+            owner, original, replacement = _replaced.pop()
+            if vars(owner)["__iter__"] is replacement:  # otherwise other code has wrapped it, and a call does nothing
+                setattr(owner, "__iter__", original)  # noqa: B010 - mypy refuses to assign a method
+
+    def begin(self, sampler: Any) -> None:
+        """Note that a pass over a sampler begins."""
+        self._attempts.run(PART, functools.partial(self._begin, sampler))
+
+    def _begin(self, sampler: Any) -> None:
+        epoch = getattr(sampler, "epoch", None)
+        if not isinstance(epoch, int) or not getattr(sampler, "shuffle", True) or not self._model.training:
+            return
+        # a loop may make a sampler for each epoch
+        data = _data_of(sampler)
+        key = type(sampler), id(data), getattr(sampler, "seed", None)
+        last, before = self._passes.get(key), (-1, 0)
+        if last is not None and last.data() is data:
+            self._compare(last)
+            num_steps = self.step - last.first_step
+            before = (last.epoch, num_steps) if num_steps else last.before  # nothing was trained in a pass of 0 steps
+        self._passes[key] = _Pass(weakref.ref(data), epoch, self.step, before)
+
+    def _compare(self, last: _Pass) -> None:
+        """Emit the event at the end of a pass that is as long as the one before it."""
+        num_steps = self.step - last.first_step
+        if not self._is_over and last.before == (last.epoch, num_steps):
+            self._is_over = True
+            values = {"epoch": last.epoch, "steps": num_steps}
+            self._emit(RANK_ORDER_REPEATED.emit(step=last.first_step, values=values))
+
+
+def _replace(owner: type[Any], samplers_of: Callable[[Any], Iterator[Any]]) -> None:
+    original = vars(owner)["__iter__"]
+
+    @functools.wraps(original)
+    def replacement(self: Any) -> Any:
+        for watch in tuple(_watches):
+            for sampler in samplers_of(self):
+                watch.begin(sampler)
+        return original(self)
+
+    _replaced.append((owner, original, replacement))
+    setattr(owner, "__iter__", replacement)  # noqa: B010 - mypy refuses to assign a method
+
+
+def _data_of(sampler: Any) -> Any:
+    data = getattr(sampler, "dataset", None)
+    return sampler if data is None or not hasattr(data, "__weakref__") else data  # a list takes no weak reference
+
+
+def _samplers_of(loader: Any) -> Iterator[Any]:
+    """Yield the samplers of a DataLoader that take the number of the epoch."""
+    outer = getattr(loader, "batch_sampler", None)
+    for sampler in (getattr(loader, "sampler", None), outer, getattr(outer, "sampler", None)):
+        if callable(getattr(sampler, "set_epoch", None)):
+            yield sampler
