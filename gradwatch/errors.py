@@ -92,6 +92,19 @@ class CheckpointError(GradwatchError):
     """A checkpoint that is missing, damaged or does not fit the model."""
 
 
+class RankError(GradwatchError):
+    """The end of a rank because another rank has failed.
+
+    Args:
+        text: The message.
+        is_mistake: Whether the other rank has failed by a mistake that the user can fix.
+    """
+
+    def __init__(self, text: str, *, is_mistake: bool) -> None:
+        self.is_mistake = is_mistake
+        super().__init__(text)
+
+
 def dotted(key: Key) -> str:
     """Return a key as the command line writes it, such as `optim.groups.0.match`."""
     return ".".join(map(str, key))

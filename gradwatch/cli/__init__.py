@@ -13,12 +13,12 @@ from typing import Annotated
 
 import typer
 
-from gradwatch.cli import compare, diagnose, explain, export, replay, run, runs, schema, train
+from gradwatch.cli import compare, diagnose, explain, export, ranks, replay, run, runs, schema, train
 from gradwatch.cli import list as list_
 from gradwatch.cli.command import Command, Group
 from gradwatch.cli.output.console import output_error, print_message, show_warning, write
 from gradwatch.cli.output.errors import print_crash, print_mistake
-from gradwatch.errors import GradwatchError
+from gradwatch.errors import GradwatchError, RankError
 
 MISTAKE, CRASHED = 2, 70
 
@@ -72,10 +72,13 @@ def main(args: Sequence[str] | None = None) -> int:
         args: Arguments after `gradwatch`; by default those of this process.
     """
     with warnings.catch_warnings():  # restores showwarning for a caller in the same process, such as a test
-        warnings.showwarning = show_warning
+        warnings.showwarning = show_warning if ranks.is_printing_rank() else _no_warning
         code = _run(args)
         # also if no command has noticed, such as `train`, which goes on without its terminal output
-        return MISTAKE if _output_failed() and code == 0 else code
+        code = MISTAKE if _output_failed() and code == 0 else code
+    if args is None and ranks.is_rank():
+        ranks.end(code)
+    return code
 
 
 def _run(args: Sequence[str] | None) -> int:
@@ -84,8 +87,11 @@ def _run(args: Sequence[str] | None) -> int:
     except SystemExit as end:  # how typer ends, also for its own usage errors (2)
         # an exit without a code is 0, and an exit with a message instead of a code is 1
         return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except RankError as error:  # the rank that failed first shows why
+        return MISTAKE if error.is_mistake else CRASHED
     except GradwatchError as error:
-        print_mistake(error)
+        if ranks.is_failure_shown():
+            print_mistake(error)
         return MISTAKE
     except Exception as error:  # Python's own exit code would be 1, which means findings here
         if isinstance(error, OSError) and _output_failed(error):
@@ -93,6 +99,10 @@ def _run(args: Sequence[str] | None) -> int:
         print_crash(error)
         return CRASHED
     return 0
+
+
+def _no_warning(*_: object) -> None:
+    """Show no warning: rank 0 shows it."""
 
 
 def _output_failed(error: OSError | None = None) -> bool:

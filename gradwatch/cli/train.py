@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from gradwatch.cli import ranks
 from gradwatch.cli.command import suggest_set
 from gradwatch.cli.options import INTERRUPTED, OUTPUT, FailOnOption, exit_code
 from gradwatch.cli.output.console import print_message
 from gradwatch.cli.output.errors import show_notes
 from gradwatch.errors import GradwatchError, RunError, did_you_mean
+
+if TYPE_CHECKING:
+    from gradwatch.config.sections.root import Config
 
 SETTINGS = "Settings"
 """Title of a panel in the help."""
@@ -46,6 +50,15 @@ def command(
         Path | None,
         typer.Option(metavar="RUN", help="Continue an interrupted run from its last checkpoint.", show_default=False),
     ] = None,
+    nproc: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Start N ranks on this machine by torchrun; `train.parallel` says how they share the training.",
+            show_default=False,
+        ),
+    ] = None,
     fail_on: FailOnOption = "critical",
     log_format: Annotated[
         Literal["auto", "rich", "plain", "json"],
@@ -67,8 +80,13 @@ def command(
 
         file = _file(config, resume)
         checked = load_config(file, overrides or [], changes=set_files or [], is_new=resume is None)
-        for warning in ineffective_settings(checked):
-            print_message("warning", warning)
+        if nproc and nproc > 1:
+            options = _options(overrides, set_files, resume, fail_on=fail_on, log_format=log_format)
+            _check_start(checked, nproc)
+            raise typer.Exit(ranks.start(["train", *([str(config)] if config else []), *options], ranks=nproc))
+        if ranks.is_printing_rank():
+            for warning in ineffective_settings(checked):
+                print_message("warning", warning)
 
         from gradwatch.train.loop import train  # torch, now that the config is known to be right
 
@@ -76,12 +94,33 @@ def command(
     except KeyboardInterrupt as quit_at_once:  # the second Ctrl-C, or one before training
         if not hasattr(quit_at_once, "__notes__"):
             quit_at_once.add_note("interrupted before training began; nothing was lost")
-        show_notes(quit_at_once)
+        if ranks.is_printing_rank():
+            show_notes(quit_at_once)
         raise
     if outcome.ending == "interrupted":
-        print_message("note", f"interrupted; to continue: gradwatch train --resume {outcome.directory}")
+        if ranks.is_printing_rank():
+            print_message("note", f"interrupted; to continue: gradwatch train --resume {outcome.directory}")
         raise typer.Exit(INTERRUPTED)
-    raise typer.Exit(exit_code(outcome.history.findings, fail_on))
+    # the findings of a training are those of rank 0
+    raise typer.Exit(exit_code(outcome.history.findings, fail_on) if ranks.is_printing_rank() else 0)
+
+
+def _check_start(config: Config, nproc: int) -> None:
+    """Raise a GradwatchError if the ranks could not start, before torch is loaded for each of them."""
+    if ranks.is_rank():
+        raise GradwatchError("--nproc: a launcher has already started several ranks; remove one of the two")
+    from gradwatch.train.parallel.environment import check_parallel
+
+    check_parallel(config.train, nproc)
+
+
+def _options(
+    overrides: list[str] | None, set_files: list[Path] | None, resume: Path | None, *, fail_on: str, log_format: str
+) -> list[str]:
+    """Return the options of this call for the ranks."""
+    repeated = [("--set", text) for text in overrides or ()] + [("--set-file", str(file)) for file in set_files or ()]
+    once = [("--fail-on", fail_on), ("--log-format", log_format), *([("--resume", str(resume))] if resume else [])]
+    return [f"{name}={value}" for name, value in (*repeated, *once)]
 
 
 def _file(config: Path | None, resume: Path | None) -> Path:

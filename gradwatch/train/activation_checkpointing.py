@@ -14,8 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from gradwatch.errors import GradwatchError
-
-Containers = (nn.Sequential, nn.ModuleList)
+from gradwatch.train.blocks import outermost_containers
 
 
 def every_blocks(model: nn.Module, k: int) -> int:
@@ -31,7 +30,7 @@ def every_blocks(model: nn.Module, k: int) -> int:
     Raises:
         GradwatchError: The model has no blocks, or the blocks cannot be grouped.
     """
-    containers = list(_outermost(model))
+    containers = list(outermost_containers(model))
     if not containers:
         raise GradwatchError(
             "train.activation_checkpointing: the model has no nn.Sequential or nn.ModuleList whose children could be "
@@ -43,7 +42,7 @@ def every_blocks(model: nn.Module, k: int) -> int:
 def sqrt_blocks(model: nn.Module) -> int:
     """Recompute segments of sqrt(n) blocks, which needs the least memory. Source: arXiv:1604.06174, section 4.1."""
     # all containers together are one chain of n blocks; each is still cut into segments separately
-    blocks = sum(len(container) for container in _outermost(model))
+    blocks = sum(len(container) for container in outermost_containers(model))
     return every_blocks(model, max(1, round(math.sqrt(blocks))))
 
 
@@ -62,15 +61,6 @@ def matching_modules(model: nn.Module, patterns: Sequence[str]) -> int:
     for name in outer:
         _recompute(model.get_submodule(name))
     return len(outer)
-
-
-def _outermost(model: nn.Module) -> Iterator[nn.Sequential | nn.ModuleList]:
-    for child in model.children():
-        # a container of one child has nothing to split, so look for blocks inside it
-        if isinstance(child, Containers) and len(child) > 1:
-            yield child
-        else:
-            yield from _outermost(child)
 
 
 def _segment(container: nn.Sequential | nn.ModuleList, k: int) -> int:

@@ -13,7 +13,6 @@ from typing import Any, final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset, default_collate
@@ -22,11 +21,11 @@ from gradwatch.data import Batched
 from gradwatch.data._randomness import preserved, seed_global, seed_of
 from gradwatch.data._sample_files import read_sample, sample_name
 from gradwatch.errors import GradwatchError
+from gradwatch.train.parallel.parts import Indices, Part, StandIn
 
 GRACE_S = 20
 """Seconds that a worker continues after a SIGTERM."""
 PREFETCH = 2  # batches that each worker reads ahead; torch's own default
-Indices = NDArray[np.int64]
 
 
 @final
@@ -46,6 +45,7 @@ class Batches:
         drop_last: Whether to leave out the last batch of an epoch if it is smaller than the others.
         workers: Processes that read ahead; 0 reads in this process.
         pin_memory: Whether to put batches into page-locked memory if there is a CUDA device.
+        part: Part of each batch that `epoch` yields, on one of several ranks; by default, the whole batch.
     """
 
     def __init__(
@@ -58,9 +58,12 @@ class Batches:
         drop_last: bool = False,
         workers: int = 0,
         pin_memory: bool = False,
+        part: Part = Part(),  # noqa: B008 - frozen
     ) -> None:
         self._reader = _BatchReader(dataset, seed=seed)
-        self._plan = _Plan(len(self._reader), batch_size=batch_size, seed=seed, shuffle=shuffle, drop_last=drop_last)
+        self._plan = _Plan(
+            len(self._reader), batch_size=batch_size, seed=seed, shuffle=shuffle, drop_last=drop_last, part=part
+        )
         self._workers = workers
         self._pin = pin_memory and torch.cuda.is_available()
         self._loader: DataLoader[Any] | None = None
@@ -72,23 +75,25 @@ class Batches:
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Any]:
         """Yield the batches of an epoch: tuples of inputs and targets, first dimension B.
 
+        On one of several ranks, only the rank's part of each batch is read; a `StandIn` if no sample is left for it.
+
         Args:
             epoch: Number of the epoch, from 0.
             start: Batches to skip at its beginning, because a resumed run has seen them.
         """
         assert 0 <= start <= len(self), f"an epoch has {len(self)} batches, cannot start at {start}"
         self._plan.epoch, self._plan.start = epoch, start
-        for batch in self._read_ahead() if self._workers else self._read_here():
+        for number, batch in enumerate(self._read_ahead() if self._workers else self._read_here(), start):
             if isinstance(batch, GradwatchError):
                 raise batch  # passed as a value, see _BatchReader.__getitem__
-            yield batch
+            yield StandIn(batch) if self._plan.has_stand_in(number) else batch
 
     def indices(self, epoch: int, batch: int) -> Indices:
-        """Return the sample indices, shape (B,), of one batch of an epoch."""
+        """Return the sample indices, shape (B,), of one whole batch of an epoch."""
         return self._plan.indices(epoch, batch)
 
     def read(self, epoch: int, batch: int) -> Any:
-        """Read one batch of an epoch in this process, without disturbing the current epoch."""
+        """Read one whole batch of an epoch in this process, without disturbing the current epoch."""
         read = self._reader[epoch, self.indices(epoch, batch)]
         if isinstance(read, GradwatchError):
             raise read
@@ -124,7 +129,7 @@ class Batches:
 class _Plan:
     """Lists the samples of each remaining batch of the current epoch."""
 
-    def __init__(self, size: int, *, batch_size: int, seed: int, shuffle: bool, drop_last: bool) -> None:
+    def __init__(self, size: int, *, batch_size: int, seed: int, shuffle: bool, drop_last: bool, part: Part) -> None:
         if batch_size < 1:
             raise GradwatchError(f"data.batch_size: got {batch_size}, expected at least 1")
         if drop_last and batch_size > size:
@@ -132,7 +137,13 @@ class _Plan:
                 f"data.batch_size: got {batch_size} for {size} samples, and data.drop_last leaves out a batch "
                 f"that is not full: none would be left; expected at most {size}, or drop_last: false"
             )
+        if batch_size < part.world_size:
+            raise GradwatchError(
+                f"data.batch_size: got {batch_size} for {part.world_size} ranks, expected at least one sample for each "
+                "rank; the ranks share each batch"
+            )
         self.size = size
+        self.part = part
         self.batch_size = batch_size
         self.seed = seed
         self.shuffle = shuffle
@@ -149,7 +160,11 @@ class _Plan:
         epoch, size = self.epoch, self.batch_size
         order_N = self._order(epoch)
         for first in range(self.start * size, self.num_batches * size, size):
-            yield epoch, order_N[first : first + size]
+            yield epoch, self.part.of(order_N[first : first + size])
+
+    def has_stand_in(self, batch: int) -> bool:
+        """Return whether no sample of a batch is left for this rank."""
+        return self.part.rank > 0 and self.part.is_empty(min(self.batch_size, self.size - batch * self.batch_size))
 
     def indices(self, epoch: int, batch: int) -> Indices:
         """Return the sample indices of one batch of an epoch."""

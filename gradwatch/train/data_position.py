@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from gradwatch.errors import GradwatchError
-from gradwatch.train.batches import Batches, Indices
+from gradwatch.train.batches import Batches
+from gradwatch.train.parallel.parts import Indices
 from gradwatch.train.streams.batches import StreamBatches
 
 Identity = list[int]

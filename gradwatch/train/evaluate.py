@@ -1,10 +1,13 @@
 """Measure a model on its validation data, without changing its mode or the random generators."""
 
+# R = ranks, B = batches, K = numbers that the ranks exchange
+
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from gradwatch.config.contradictions import needs_validation
@@ -14,6 +17,8 @@ from gradwatch.probe.device.sync import to_float
 from gradwatch.records import DataInfo
 from gradwatch.train.batches import Batches
 from gradwatch.train.objective import predictions_right
+from gradwatch.train.parallel.parts import StandIn
+from gradwatch.train.parallel.ranks import Ranks
 from gradwatch.train.step import Stepper, to_device
 from gradwatch.train.streams.batches import StreamBatches
 
@@ -55,7 +60,7 @@ def evaluate(stepper: Stepper, batches: Batches | StreamBatches) -> Evaluation:
     was_training = stepper.model.training
     stepper.model.eval()
     try:
-        return _evaluate(stepper, batches)
+        return _evaluate_on_ranks(stepper, batches, stepper.ranks) if stepper.ranks else _evaluate(stepper, batches)
     finally:
         stepper.model.train(was_training)
 
@@ -76,4 +81,29 @@ def _evaluate(stepper: Stepper, batches: Batches | StreamBatches) -> Evaluation:
     return Evaluation(
         loss=total / counted if counted else math.nan,
         accuracy=right / labels if labels else math.nan,
+    )
+
+
+def _evaluate_on_ranks(stepper: Stepper, batches: Batches | StreamBatches, ranks: Ranks) -> Evaluation:
+    """Return the evaluation of all ranks: losses and counts are added up, batch by batch as in one process."""
+    counts: list[float] = []
+    losses: list[float] = []
+    right = labels = 0
+    for batch in batches.epoch(0):
+        inputs, targets = to_device(tuple(batch), stepper.device)
+        # every rank runs every pass: the parameters may be sharded
+        outputs, loss = stepper.forward(inputs, targets)
+        count = 0.0 if isinstance(batch, StandIn) else stepper.objective.count(targets)
+        counts.append(count)
+        losses.append(to_float(loss) if count else 0.0)  # the mean over no targets is nan
+        if not isinstance(batch, StandIn) and (hits := predictions_right(outputs, targets)):
+            right, labels = right + hits[0], labels + hits[1]
+    rows_RK = np.array(ranks.gather([*counts, *losses, right, labels]))
+    count_RB, loss_RB = rows_RK[:, : len(counts)], rows_RK[:, len(counts) : -2]
+    if stepper.objective.is_sum:  # the loss of a batch is the sum of those of its parts
+        count_RB, loss_RB = count_RB.sum(0), loss_RB.sum(0)
+    counted, (right, labels) = float(count_RB.sum()), rows_RK[:, -2:].sum(0)
+    return Evaluation(
+        loss=float((count_RB * loss_RB).sum()) / counted if counted else math.nan,
+        accuracy=float(right / labels) if labels else math.nan,
     )

@@ -25,6 +25,8 @@ from gradwatch.render import LogFormat
 from gradwatch.train import early_stop, resume_check
 from gradwatch.train.data_position import Position, numbered
 from gradwatch.train.evaluate import Evaluation, evaluate
+from gradwatch.train.parallel.parts import StandIn
+from gradwatch.train.parallel.ranks import Ranks, any_of, is_first, joined_ranks
 from gradwatch.train.recovery import failures, incidents, recover
 from gradwatch.train.recovery.interrupt import Interrupt
 from gradwatch.train.reproducible import reproducible, seed_all
@@ -68,6 +70,7 @@ def train(config: Config, *, resume: Path | None = None, log_format: LogFormat =
         GradwatchError: A mistake that the user can fix; everything saved before it is intact.
     """
     with contextlib.ExitStack() as stack:
+        ranks = stack.enter_context(joined_ranks(config.train))
         if config.run.deterministic:
             stack.enter_context(reproducible(config.run.seed))
         else:
@@ -77,13 +80,13 @@ def train(config: Config, *, resume: Path | None = None, log_format: LogFormat =
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(config.train.threads)
         stack.enter_context(failures.explained())
-        directory = resume or new_directory(config)
+        directory = resume or _shared_directory(config, ranks)
         before = resume_check.check(directory, config) if resume else None
-        if not resume:
+        if not resume and is_first(ranks):
             # entered before the session's files, so that they are closed when the directory is removed
             stack.enter_context(failures.discarded_if_empty(directory))
-        session = Session(config, directory, resume=resume is not None, log_format=log_format, stack=stack)
-        if resume:
+        session = Session(config, directory, resume=resume is not None, log_format=log_format, stack=stack, ranks=ranks)
+        if resume and is_first(ranks):
             # only after the session could be built: a config that fails must not replace the run's own
             resume_check.note(directory, config)
         stack.enter_context(failures.resumable(session))
@@ -95,6 +98,13 @@ def train(config: Config, *, resume: Path | None = None, log_format: LogFormat =
         session.save(best=False)
         diagnoses = session.close(ending)
         return Outcome(directory=directory, ending=ending.kind, history=session.pipeline.history, diagnoses=diagnoses)
+
+
+def _shared_directory(config: Config, ranks: Ranks | None) -> Path:
+    """Return the run directory that rank 0 creates."""
+    if ranks is None:
+        return new_directory(config)
+    return Path(ranks.from_first(str(new_directory(config)) if ranks.is_first else ""))
 
 
 def new_directory(config: Config) -> Path:
@@ -140,7 +150,7 @@ def run(session: Session, interrupt: Stop) -> Ending:
             _record(session, window, _statistics(session, result, evaluation, wait_s=wait_s, step_s=step_s))
         move_schedule(session, result, evaluation)  # after the row, which records the learning rate of this step
 
-        stopping = _stop_reason(session, result, evaluation, interrupt)
+        stopping = _stop_reason(session, result, evaluation, is_interrupted=any_of(session.ranks, interrupt.requested))
         is_best = evaluation is not None and evaluation.loss < progress.best_val_loss
         progress.best_val_loss = evaluation.loss if evaluation and is_best else progress.best_val_loss
         if is_best and train.checkpoint.best is not False:
@@ -159,7 +169,7 @@ def run(session: Session, interrupt: Stop) -> Ending:
 def _critical(session: Session, *, finite: bool) -> bool:
     """Handle due snapshots and critical findings, and return whether the training must end."""
     found = incidents.handle_step(session, finite=finite)
-    return bool(found or not finite) and recover.recover(session, found)
+    return any_of(session.ranks, bool(found or not finite) and recover.recover(session, found))
 
 
 def _windows(session: Session) -> Iterator[tuple[list[Batch], float]]:
@@ -233,6 +243,8 @@ def _record(session: Session, window: Sequence[Batch], statistics: dict[str, flo
     """Record the last step: with the monitor's statistics, or without layers if watching is off."""
     if session.monitor:
         inputs = window[0][0] if len(window) == 1 else [inputs for inputs, _ in window]
+        if isinstance(window[0], StandIn):
+            inputs = None  # no batch of this rank, so no other rank has it twice
         session.monitor.step(statistics["loss"], batch=inputs, statistics=statistics)
     else:
         no_layers_SL = np.empty((len(catalogue.PARAM), 0), np.float32)
@@ -270,10 +282,12 @@ def move_schedule(session: Session, result: StepResult, evaluation: Evaluation |
         schedule.step()
 
 
-def _stop_reason(session: Session, result: StepResult, evaluation: Evaluation | None, interrupt: Stop) -> Ending | None:
+def _stop_reason(
+    session: Session, result: StepResult, evaluation: Evaluation | None, *, is_interrupted: bool
+) -> Ending | None:
     if evaluation:
         early_stop.count(session, result, evaluation)  # also at an interrupt: the evaluation is not repeated
-    if interrupt.requested:
+    if is_interrupted:
         return Ending(kind="interrupted")
     if not result.finite and session.config.train.on_nonfinite == "stop":
         return Ending(kind="non-finite", reason="the loss or a gradient was not finite, and train.on_nonfinite is stop")

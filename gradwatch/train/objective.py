@@ -81,9 +81,14 @@ class Objective:
                 raise  # a bug in the user's own loss needs its traceback; out of memory has its own message
             raise GradwatchError(self._misfit(outputs, targets, error)) from error
 
+    @property
+    def is_sum(self) -> bool:
+        """Whether the loss is a sum over its targets, not a mean."""
+        return getattr(self.function, "reduction", "mean") == "sum"
+
     def shares(self, window: Sequence[tuple[Any, Tensor]]) -> list[float]:
         """Return the weight of each micro-batch in the loss of an optimizer step; weights of a mean add up to 1."""
-        if len(window) == 1 or getattr(self.function, "reduction", "mean") == "sum":
+        if len(window) == 1 or self.is_sum:
             return [1.0] * len(window)
         # by counted targets, not by batches: then accumulation gives the loss of one large batch
         counts = [self.count(targets) for _, targets in window]

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -18,6 +19,7 @@ from gradwatch.config.ineffective import long_warmup
 from gradwatch.config.sections.root import Config
 from gradwatch.config.sections.train import TrainSection
 from gradwatch.config.settings import effective_settings
+from gradwatch.data._randomness import seed_of
 from gradwatch.detect import detectors
 from gradwatch.errors import CheckpointError
 from gradwatch.history.disk.writer import Writer
@@ -34,6 +36,8 @@ from gradwatch.render import LogFormat
 from gradwatch.state.rng import random_state, set_random_state
 from gradwatch.train import checkpoint
 from gradwatch.train.evaluate import check_metrics
+from gradwatch.train.parallel import recording
+from gradwatch.train.parallel.ranks import Ranks, is_first
 from gradwatch.train.training_state import TrainingState, machine
 
 
@@ -50,6 +54,7 @@ class Session:
         rerun: A state to replay from, or an empty mapping for the start of the run. A replay records in memory only,
             without sinks, and without detectors unless `past` is given.
         past: History before the replayed state; detectors continue from it.
+        ranks: The ranks that share the training, or None with one process.
 
     Attributes:
         is_watchful: Whether critical findings must be known before the next step.
@@ -65,10 +70,12 @@ class Session:
         stack: contextlib.ExitStack,
         rerun: Mapping[str, Any] | None = None,
         past: History | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.config = config
         self.directory = directory
-        self.training = training = TrainingState.build(config)
+        self.ranks = ranks
+        self.training = training = TrainingState.build(config, ranks=ranks)
         # also after an error: Python's exit would wait for each worker's grace period
         stack.callback(training.end_workers)
         self.device, self.batches, self.validation = training.device, training.batches, training.validation
@@ -83,6 +90,8 @@ class Session:
         if not self.is_rerun:
             for note in training.notes:
                 warnings.warn(note, stacklevel=2)
+        if training.is_sharded:
+            warnings.warn(f"train.parallel: {config.train.parallel} writes no checkpoint yet", stacklevel=2)
         if not (resume or self.is_rerun):  # earlier versions accepted runs whose metric is never measured
             check_metrics(config, training.data)
         self.is_watchful = config.train.on_critical != "continue" and not self.is_rerun
@@ -91,7 +100,8 @@ class Session:
             training.load(rerun)
         self.pipeline, self.monitor = self._attach(saved, log_format=log_format, stack=stack)
         self.stepper = training.stepper(self.monitor.observe if self.monitor else None)
-        self.recorder = None if self.is_rerun else _recorder(config, directory)
+        # the state of one rank does not reproduce a step of several
+        self.recorder = None if self.is_rerun or ranks else _recorder(config, directory)
         if not self.is_rerun:
             _warn_about_batch_norm(self.model, config.train)
             _warn_about_warmup(config, training)
@@ -103,6 +113,8 @@ class Session:
         if saved:  # last, since building the model and optimizer draws random numbers
             self.remember(saved)
             set_random_state(saved["random"])
+        if ranks and not ranks.is_first:  # all ranks have built equal weights; from here on, they draw unequal numbers
+            torch.manual_seed(seed_of(config.run.seed, self.progress.step, ranks.rank))
 
     def remember(self, saved: Mapping[str, Any]) -> None:
         """Restore the monitor's state from a saved state."""
@@ -116,8 +128,10 @@ class Session:
 
     def save(self, *, best: bool) -> None:
         """Write a checkpoint of everything that an exact resume needs."""
-        if self.is_rerun:
-            return  # a replay must not change the run directory
+        if self.is_rerun or not is_first(self.ranks):
+            return  # a replay must not change the run directory, and rank 0 saves for all
+        if self.training.is_sharded:
+            return  # `Session` has warned: no rank has the whole state
         state = self.state() | {"history": self.pipeline.history.state(), "machine": machine(self.device)}
         keep = self.config.train.checkpoint.keep
         checkpoint.save(self.directory / "checkpoints", state, step=self.progress.step, keep=keep, best=best)
@@ -188,13 +202,15 @@ class Session:
             steps_per_epoch=self.training.steps_per_epoch,
             settings=self._settings(),
         )
-        history, self.writer = self._history(info, saved)
+        # on several ranks, each one records in its own folder
+        history, self.writer = self._history(info, saved, folder=recording.part_of(self.directory, self.ranks))
         if self.writer:
             stack.enter_context(self.writer)
         pipeline = self._pipeline(history, log_format=log_format, resumed_at=self.progress.step if saved else None)
         stack.callback(pipeline.end_sinks)  # also after an error: a live view must restore the screen
         if not watch.enabled:
             return pipeline, None
+        rank_reader = recording.reader(self.model, self.optimizer, pipeline, self.ranks)
         monitor = build_monitor(  # without hooks on the optimizer: this loop knows when gradients are complete
             params,
             pipeline,
@@ -207,10 +223,12 @@ class Session:
                 updates=watch.updates_every,
                 activations=watch.activations_every,
                 histograms=watch.histograms_every,
-                # a time budget would make the recorded steps depend on the speed of the machine
-                budget=0.0 if self.config.run.deterministic else watch.budget,
+                # a time budget would make the recorded steps depend on the speed of the machine, and all ranks read
+                # the statistics of sharded parameters together
+                budget=0.0 if self.config.run.deterministic or self.ranks else watch.budget,
             ),
             hooked=False,
+            attach=[rank_reader.attach] if rank_reader else [],
         )
         if monitor.facts:
             self.training.objective.look = monitor.facts.after_loss
@@ -232,11 +250,16 @@ class Session:
         return Pipeline(
             history,
             detectors=found_by,
-            sinks=build.sinks(self.config, self.directory, log_format=log_format, resumed_at=resumed_at),
+            sinks=build.sinks(self.config, self.directory, log_format=log_format, resumed_at=resumed_at)
+            if is_first(self.ranks)
+            else (),
             writer=self.writer,
+            ranks=recording.comparison(self.directory, history, self.ranks),
         )
 
-    def _history(self, info: RunInfo, saved: Mapping[str, Any] | None) -> tuple[History, Writer | None]:
+    def _history(
+        self, info: RunInfo, saved: Mapping[str, Any] | None, *, folder: Path
+    ) -> tuple[History, Writer | None]:
         """Return the history of the run so far and its writer; a replay has no writer."""
         if self._past:
             self._past.info = info
@@ -247,8 +270,8 @@ class Session:
             return history, None
         if not saved:
             history = History(info, groups=len(self.optimizer.param_groups))
-            return history, Writer(self.directory, history)
-        writer, history = Writer.resume(self.directory, step=self.progress.step - 1)
+            return history, Writer(folder, history)
+        writer, history = Writer.resume(folder, step=self.progress.step - 1)
         history.restore(saved["history"])
         # a resume may have changed train.steps or train.epochs, and older runs lack the data
         history.info = replace(

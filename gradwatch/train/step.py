@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, final
+from typing import Any, Literal, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gradwatch.errors import GradwatchError
+from gradwatch.probe.device.dtensor import is_distributed
 from gradwatch.probe.device.sync import to_float
 from gradwatch.train.objective import Objective
+from gradwatch.train.parallel.parts import StandIn
+from gradwatch.train.parallel.ranks import Ranks
+from gradwatch.train.parallel.wrapper import synchronizing, unwrapped
 
 Batch = tuple[Any, Tensor]
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -30,6 +35,30 @@ class Clip:
     value: float | None = None
 
 
+class Source(enum.IntEnum):
+    """What is not finite on a rank: nothing, its loss although its inputs are finite, or loss and inputs."""
+
+    NOTHING = 0
+    LOSS = 1
+    INPUTS = 2
+
+
+class Passes(NamedTuple):
+    """Result of the forward and backward passes of a step.
+
+    Attributes:
+        loss: Mean loss over all counted targets; of all ranks.
+        finite: Whether the loss is finite on every rank.
+        samples: Samples in the step; of all ranks.
+        sources: What is not finite, by rank; empty with one process.
+    """
+
+    loss: float
+    finite: bool
+    samples: int
+    sources: tuple[Source, ...] = ()
+
+
 @dataclass(slots=True, kw_only=True)  # not frozen: a frozen one takes 5x as long to create, once per step
 class StepResult:
     """Result of an optimizer step.
@@ -42,6 +71,7 @@ class StepResult:
         skipped: Whether the update was skipped.
         finite: Whether loss and gradient were finite; with a GradScaler, which handles overflow, only the loss.
         loss_scale: Scale of the GradScaler during the step; 1 without one.
+        sources: What was not finite, by rank; empty with one process.
     """
 
     loss: float
@@ -51,6 +81,7 @@ class StepResult:
     skipped: bool
     finite: bool
     loss_scale: float
+    sources: tuple[Source, ...] = ()
 
 
 @final
@@ -59,7 +90,7 @@ class Stepper:
     """Makes optimizer steps.
 
     Args:
-        model: Called with a batch's inputs.
+        model: Called with a batch's inputs; on several ranks, the wrapper of the model.
         objective: The loss, and the weight of each micro-batch of a step.
         optimizer: Updates the parameters.
         scaler: Scales the loss, or None.
@@ -68,6 +99,7 @@ class Stepper:
         precision: Format of the forward pass.
         clip: Limit of the gradient, or None.
         on_nonfinite: Action if loss or gradient is not finite.
+        ranks: The ranks of the training, or None with one process.
     """
 
     model: nn.Module
@@ -79,10 +111,11 @@ class Stepper:
     precision: Precision
     clip: Clip | None
     on_nonfinite: Literal["skip", "stop", "continue"]
+    ranks: Ranks | None = None
 
     def run(self, window: Sequence[Batch]) -> StepResult:
         """Make one optimizer step from the micro-batches of its window."""
-        loss, finite = self.backward(window)
+        loss, finite, samples, sources = self.backward(window)
         norm = clipped = math.nan
         scale = self.scaler.get_scale() if self.scaler else 1.0  # before scaler.update() in _update changes it
         updated = False
@@ -97,13 +130,14 @@ class Stepper:
             self.optimizer.zero_grad(set_to_none=True)  # frees scarce device memory; for the CPU see backward
         return StepResult(
             loss=loss,
-            samples=window[0][1].shape[0] if len(window) == 1 else sum(len(targets) for _, targets in window),
+            samples=samples,
             norm=norm,
             clipped_norm=clipped,
             skipped=not updated,
             # with a scaler, an overflow of the gradient is normal: the scaler skips it and lowers its scale
             finite=finite and (self.scaler is not None or math.isfinite(norm)),
             loss_scale=scale,
+            sources=sources,
         )
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
@@ -129,16 +163,19 @@ class Stepper:
                     "set data.drop_last: true, or another data.batch_size"
                 ) from error
             # an error inside torchvision's own model is about the inputs: its traceback does not help the user
-            if type(self.model).__module__.startswith("torchvision.") and type(error) is RuntimeError:
-                name = type(self.model).__name__
+            model = unwrapped(self.model)
+            if type(model).__module__.startswith("torchvision.") and type(error) is RuntimeError:
+                name = type(model).__name__
                 raise GradwatchError(
                     f"model: {name} cannot take inputs of {shapes}: {str(error).splitlines()[0]}"
                 ) from error
             error.add_note(f"the model was called with inputs of {shapes}")
             raise
 
-    def backward(self, window: Sequence[Batch]) -> tuple[float, bool]:
-        """Add up the gradients of a window, and return its loss and whether the loss is finite."""
+    def backward(self, window: Sequence[Batch]) -> Passes:
+        """Add up the gradients of a window."""
+        if self.ranks:
+            return self._backward_on_ranks(window, self.ranks)
         total, finite, is_first = 0.0, True, True
         for share, (inputs, targets) in zip(self.objective.shares(window), window, strict=True):
             if not share:
@@ -157,7 +194,52 @@ class Stepper:
                 is_first = False
             loss = loss if share == 1.0 else loss * share  # no extra node in the graph without accumulation
             (self.scaler.scale(loss) if self.scaler else loss).backward()
-        return total, finite
+        return Passes(total, finite, _num_samples(window))
+
+    def _backward_on_ranks(self, window: Sequence[Batch], ranks: Ranks) -> Passes:
+        """Take part in the passes of all ranks: each runs every pass, even without targets, or the others would hang.
+
+        The engines average the gradients over the ranks, so each loss is weighted to make that the gradient of the
+        global loss.
+        """
+        part, source = 0.0, Source.NOTHING
+        for i, (weight, batch) in enumerate(zip(self._weights(window, ranks), window, strict=True)):
+            with synchronizing(self.model, is_last=i == len(window) - 1):
+                inputs, targets = to_device(tuple(batch), self.device)
+                if weight:
+                    _, loss = self.forward(inputs, targets)
+                    value = to_float(loss)
+                    part += weight / ranks.world_size * value
+                    if not math.isfinite(value):
+                        source = max(source, Source.LOSS if _is_finite(inputs) else Source.INPUTS)
+                    loss = loss * weight
+                else:
+                    loss = self._zero_loss(inputs)
+                if i == 0:
+                    self.optimizer.zero_grad(set_to_none=True)
+                (self.scaler.scale(loss) if self.scaler else loss).backward()
+        samples = sum(0 if isinstance(batch, StandIn) else len(batch[1]) for batch in window)
+        rows = ranks.gather([part, source, samples])
+        sources = tuple(Source(int(row[1])) for row in rows)
+        return Passes(math.fsum(row[0] for row in rows), not any(sources), int(sum(row[2] for row in rows)), sources)
+
+    def _weights(self, window: Sequence[Batch], ranks: Ranks) -> list[float]:
+        """Return the factor of each micro-batch's loss in the average over the ranks."""
+        is_real = [not isinstance(batch, StandIn) for batch in window]
+        if self.objective.is_sum:
+            return [float(ranks.world_size * real) for real in is_real]
+        counts = [
+            self.objective.count(targets) if real else 0.0 for real, (_, targets) in zip(is_real, window, strict=True)
+        ]
+        total = math.fsum(count for row in ranks.gather(counts) for count in row)
+        return [ranks.world_size * count / total if total else 0.0 for count in counts]
+
+    def _zero_loss(self, inputs: Any) -> Tensor:
+        """Return a loss of 0 that reaches every parameter that the outputs reach."""
+        with self.autocast():
+            outputs = tree_leaves(self._outputs(inputs))
+        # each element times 0 before the sum, which may overflow
+        return sum((o * 0).sum() for o in outputs if isinstance(o, Tensor) and o.requires_grad)  # type: ignore[return-value]  # never empty
 
     def _limit(self, norm: float) -> float:
         """Clip the gradients, which have the given total norm, and return their norm after clipping."""
@@ -166,7 +248,8 @@ class Stepper:
         params = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         if self.clip.value is not None:
             nn.utils.clip_grad_value_(params, self.clip.value)
-            return to_float(nn.utils.get_total_norm([p.grad for p in params if p.grad is not None]))
+            total: Any = nn.utils.get_total_norm([p.grad for p in params if p.grad is not None])
+            return to_float(total.full_tensor() if is_distributed(total) else total)
         assert self.clip.norm is not None, "a clip has a norm or a value"
         if norm > self.clip.norm:
             # with the observed norm, so that it is not computed twice
@@ -190,7 +273,16 @@ class Stepper:
 
     def _again(self, window: Sequence[Batch]) -> float:
         """Compute loss and gradient again, at the current weights of the line search."""
-        return self.backward(window)[0]
+        return self.backward(window).loss
+
+
+def _num_samples(window: Sequence[Batch]) -> int:
+    return window[0][1].shape[0] if len(window) == 1 else sum(len(targets) for _, targets in window)
+
+
+def _is_finite(inputs: Any) -> bool:
+    floats = [x for x in tree_leaves(inputs) if isinstance(x, Tensor) and x.is_floating_point()]
+    return all(to_float(x.isfinite().all()) for x in floats)
 
 
 def _shapes(inputs: Any) -> str:

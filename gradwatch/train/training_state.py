@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import platform
@@ -28,6 +29,9 @@ from gradwatch.records import DataInfo
 from gradwatch.train import activation_checkpointing, checkpoint
 from gradwatch.train.batches import Batches
 from gradwatch.train.objective import Objective
+from gradwatch.train.parallel.parts import Part
+from gradwatch.train.parallel.ranks import Ranks
+from gradwatch.train.parallel.wrapper import parallelize, unwrapped
 from gradwatch.train.step import Clip, Stepper
 from gradwatch.train.streams.batches import StreamBatches
 
@@ -86,6 +90,8 @@ class TrainingState:
         progress: Progress of the training.
         data: Size and kind of the data.
         notes: Sentences about the data that the user has to know before training.
+        called: What the forward pass calls: the model, or its wrapper on several ranks.
+        ranks: The ranks of the training, or None with one process.
     """
 
     config: Config
@@ -102,15 +108,26 @@ class TrainingState:
     progress: Progress
     data: DataInfo
     notes: tuple[str, ...]
+    called: nn.Module
+    ranks: Ranks | None = None
 
     @classmethod
-    def build(cls, config: Config) -> Self:
-        """Build everything that a config names, at the start of its training."""
+    def build(cls, config: Config, *, ranks: Ranks | None = None) -> Self:
+        """Build everything that a config names, at the start of its training.
+
+        Args:
+            config: The config.
+            ranks: The ranks that share the training; by default, this process trains alone, whatever the config says.
+        """
         device = build.device(config.train.device)
-        splits = build.splits(config.data)
-        batches, validation = _batches(config, splits)
+        with ranks.first_on_each_machine() if ranks else contextlib.nullcontext():  # it may download
+            splits = build.splits(config.data)
+        batches, validation = _batches(config, splits, ranks)
         model = build.model(config, splits.spec).to(device)
         _checkpoint_activations(model, config.train)
+        # before the optimizer, which must hold the sharded parameters
+        called = parallelize(model, config.train, ranks=ranks, device=device) if ranks else model
+        model = unwrapped(called)
         optimizer = build.optimizer(config.optim, model)
         scaler = build.scaler(config, device)
         steps_per_epoch, total_steps = _steps(config, batches)
@@ -132,6 +149,8 @@ class TrainingState:
             progress=Progress(),
             data=splits.info(config.data.name or config.data.target or ""),
             notes=splits.notes,
+            called=called,
+            ranks=ranks,
         )
 
     @property
@@ -222,7 +241,7 @@ class TrainingState:
         """
         train = self.config.train
         return Stepper(
-            model=self.model,
+            model=self.called,
             objective=self.objective,
             optimizer=self.optimizer,
             scaler=self.scaler,
@@ -231,7 +250,13 @@ class TrainingState:
             precision=train.precision,
             clip=Clip(norm=train.clip.norm, value=train.clip.value) if train.clip else None,
             on_nonfinite=train.on_nonfinite,
+            ranks=self.ranks,
         )
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the parameters are sharded over the ranks."""
+        return self.ranks is not None and self.config.train.parallel in ("fsdp2", "hsdp")
 
     def params(self) -> list[Tensor]:
         """Return the parameters that the optimizer updates."""
@@ -256,12 +281,17 @@ def machine(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _batches(config: Config, splits: Splits) -> tuple[Batches | StreamBatches, Batches | StreamBatches | None]:
+def _batches(
+    config: Config, splits: Splits, ranks: Ranks | None
+) -> tuple[Batches | StreamBatches, Batches | StreamBatches | None]:
     section = config.data
     common: dict[str, Any] = {"seed": config.run.seed, "workers": section.workers, "pin_memory": section.pin_memory}
+    part = Part(rank=ranks.rank, world_size=ranks.world_size) if ranks else Part()
     of_stream: Callable[..., StreamBatches] = partial(StreamBatches, **common)
-    of_dataset: Callable[..., Batches] = partial(Batches, **common)
+    of_dataset: Callable[..., Batches] = partial(Batches, **common, part=part)
     training: Batches | StreamBatches
+    if ranks and any(isinstance(data, IterableDataset) for data in (splits.train, splits.val)):
+        raise GradwatchError("data: an IterableDataset trains in one process, and there are several ranks")
     if isinstance(splits.train, IterableDataset):
         if problems := stream_problems(config, has_validation=splits.val is not None):
             raise ConfigError(problems)

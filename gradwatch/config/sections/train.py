@@ -116,6 +116,19 @@ class TrainSection(Section):
         default=None, validate_default=True, description="Passes over the training samples; excludes steps."
     )
     device: Device = Field(default="auto", description="Where to train; auto is CUDA where there is one, else the CPU.")
+    parallel: Literal["none", "ddp", "fsdp2", "hsdp"] = Field(
+        default="none",
+        description="How several ranks share the training: ddp copies the model, fsdp2 shards it, hsdp shards it "
+        "within groups of ranks and copies it between them. With one process it changes nothing.",
+    )
+    shard_ranks: PositiveInt | None = Field(
+        default=None,
+        description="Ranks over which hsdp shards one copy of the model; null is the ranks of a machine.",
+    )
+    sync_batchnorm: bool = Field(
+        default=False,
+        description="Replace BatchNorm by SyncBatchNorm, which normalizes over the batches of all ranks; needs a GPU.",
+    )
     threads: PositiveInt | None = Field(
         default=None,
         description="Threads on the CPU; null is torch's choice, 1 suits small models.",

@@ -122,7 +122,7 @@ def observe(
         if prepare:
             prepare()
         with under or contextlib.nullcontext():
-            loss, _ = stepper.backward(window or restored.window)
+            loss = stepper.backward(window or restored.window).loss
         # the passes leave the gradients scaled; the stepper would unscale them before its update
         scale = stepper.scaler.get_scale() if stepper.scaler else 1.0
         return StepOutcome(loss=loss, norm=_norm(restored) / scale, zero_frac=_zeros(restored, symptom.layer))
