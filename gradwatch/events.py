@@ -552,6 +552,23 @@ RANK_RATES_DIFFER = EventKind(
     },
     text="the learning rate of group {group:.0f} is {rate:g} on rank {rank:.0f} and {usual:g} on the others",
 )
+RANK_WEIGHTS_CHANGED = EventKind(
+    name="rank-weights-changed",
+    meaning="The weights of a rank changed between two updates.",
+    values={"parameters": "number of parameters that changed"},
+    text="{parameters:.0f} parameters changed between two updates",
+)
+RANK_OPTIMIZER_LOADED = EventKind(
+    name="rank-optimizer-loaded",
+    meaning="The optimizer of a rank loaded a state.",
+    text="the optimizer loaded a state",
+)
+RANK_MOMENTS_DIFFER = EventKind(
+    name="rank-moments-differ",
+    meaning="The states of the optimizers, such as their moments, began to differ between the ranks.",
+    values={"rank": RANK_GRADIENTS_DIFFER.values["rank"]},
+    text="the states of the optimizers differ between the ranks",
+)
 RANK_STATE = EventKind(
     name="rank-state",
     meaning="The state of a rank at a step, to compare it with the other ranks.",
@@ -559,6 +576,7 @@ RANK_STATE = EventKind(
         "buffers": "L2 norm of all buffers when the forward pass begins",
         "weights": "L2 norm of some weights before the update",
         "random": "checksum of the random state when the forward pass begins, if the pass draws random numbers",
+        "moments": "sum of the logarithms of the L2 norms of some tensors in the state of the optimizer",
         "local": "squared L2 norm of some gradients before the average over the ranks",
         "reduced": "squared L2 norm of these gradients before the update",
         "product": "inner product of the two",

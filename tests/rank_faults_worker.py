@@ -169,6 +169,46 @@ class ChangedLate(Training):
                 self.model.module[2].weight.mul_(1.1)
 
 
+class SharedChange(ChangedLate):
+    """The weights of a layer are changed on all ranks."""
+
+    def after(self, step):
+        if step == LATE:
+            with torch.no_grad():
+                self.model.module[2].weight.mul_(1.1)
+
+
+class LoadedMoments(Training):
+    """One rank starts with the state of an optimizer that was saved elsewhere."""
+
+    def __init__(self, rank):
+        super().__init__(rank)
+        if rank == 0:
+            self.load()
+
+    def load(self):
+        state = self.optimizer.state_dict()
+        state["state"] = {
+            i: {"momentum_buffer": torch.full_like(p, 0.02)} for i, p in enumerate(self.model.parameters())
+        }
+        self.optimizer.load_state_dict(state)
+
+
+class LoadedLate(LoadedMoments):
+    def __init__(self, rank):
+        Training.__init__(self, rank)
+
+    def after(self, step):
+        if step == LATE and self.rank == 1:
+            self.load()
+
+
+class SharedMoments(LoadedLate):
+    def after(self, step):
+        if step == LATE:
+            self.load()
+
+
 class SameData(Training):
     def __init__(self, rank):
         super().__init__(rank)
@@ -338,19 +378,21 @@ class Pipeline(Training):
 
 
 FAULTS = [
-    Summed, DividedTwice, ClipBefore, NeverBroadcast, Unsynchronized, Unwrapped, LeftOut, ChangedLate, SameData,
+    Summed, DividedTwice, ClipBefore, NeverBroadcast, Unsynchronized, Unwrapped, LeftOut, ChangedLate, LoadedMoments,
+    LoadedLate, SameData,
     Overlapping, Shards, EqualEpochs, BadSample, Logarithm, OwnRate, SameDropout, OwnStatistics,
 ]  # fmt: skip
 HEALTHY = [
     Training, ByHand, ClipAfter, Accumulating, Dropout, BatchNorm, LocalSteps, OwnAverage, Uneven, Pipeline, Guarded,
-    Epochs,
+    Epochs, SharedChange, SharedMoments,
 ]  # fmt: skip
 
 REMEDIES = {
     "average_gradients": [(Unwrapped, Training), (Unsynchronized, Accumulating), (LeftOut, Training)],
     "clip_after_average": [(ClipBefore, ClipAfter)],
     "divide_by_ranks": [(Summed, ByHand), (DividedTwice, ByHand)],
-    "broadcast_weights": [(NeverBroadcast, ByHand), (ChangedLate, Training)],
+    "broadcast_weights": [(NeverBroadcast, ByHand), (ChangedLate, SharedChange)],
+    "load_optimizer": [(LoadedMoments, Training), (LoadedLate, SharedMoments)],
     "split_data": [(SameData, Training), (Overlapping, Training), (Shards, Training)],
     "set_epoch": [(EqualEpochs, Epochs)],
     "clean_data": [(BadSample, Training)],

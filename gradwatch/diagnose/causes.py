@@ -70,6 +70,7 @@ class CauseId(enum.StrEnum):
     CLIPPED_BEFORE_AVERAGE = "clipped-before-average"
     SUMMED_OVER_RANKS = "summed-over-ranks"
     DIFFERENT_REPLICAS = "different-replicas"
+    DIFFERENT_MOMENTS = "different-moments"
     SHARED_BATCHES = "shared-batches"
     EQUAL_EPOCHS = "equal-epochs"
     BAD_DATA_ON_RANK = "bad-data-on-rank"
@@ -908,10 +909,21 @@ CAUSES: tuple[Cause, ...] = (
         id=CauseId.DIFFERENT_REPLICAS,
         name="weights that differ between the ranks",
         leads={"rank-divergence": 12},
+        excludes=frozenset({Condition.RANK_MOMENTS}),
         because="Equal gradients keep weights equal only if they were equal at first, and nothing else changes them.",
         confirm="Compare the norms of all weights between the ranks before the first step.",
         remedies=("broadcast_weights",),
         source="Li et al. 2020, https://arxiv.org/abs/2006.15704, sec. 3",
+    ),
+    Cause(
+        id=CauseId.DIFFERENT_MOMENTS,
+        name="states of the optimizers that differ between the ranks",
+        leads={"rank-divergence": 12},
+        requires=frozenset({Condition.RANK_MOMENTS}),
+        because="DDP averages gradients and broadcasts weights, but moments are each rank's own.",
+        confirm="Print len(optimizer.state) and the norm of a moment on each rank: they must be equal.",
+        remedies=("load_optimizer",),
+        source=DDP,
     ),
     Cause(
         id=CauseId.SHARED_BATCHES,

@@ -84,6 +84,9 @@ class Condition(enum.Enum):
     RANK_BUFFERS = enum.auto()
     """The buffers differ between the ranks."""
 
+    RANK_MOMENTS = enum.auto()
+    """The states of the optimizers differ between the ranks."""
+
     RANK_ORDER = enum.auto()
     """Two epochs have the same order of samples."""
 

@@ -146,6 +146,7 @@ def _of_evidence(leading: Finding) -> dict[Condition, bool]:
         Condition.RANK_FACTOR: "rank.factor" in evidence,
         Condition.RANK_RATES: "rank.rate" in evidence,
         Condition.RANK_BUFFERS: "rank.buffers" in evidence,
+        Condition.RANK_MOMENTS: "rank.moments" in evidence,
         Condition.RANK_ORDER: "rank.epoch_steps" in evidence,
         Condition.RANK_DRAWS: "rank.draws" in evidence,
         Condition.SHUT: all(abs(evidence.get(key, math.inf)) < SHUT_SIZE for key in ("act.mean", "act.std")),

@@ -261,6 +261,10 @@ KNOWN: dict[str, Build] = {
         "broadcast parameters and buffers from rank 0 before the first step, and load checkpoints on all ranks",
         "for tensor in (*model.parameters(), *model.buffers()):\n    torch.distributed.broadcast(tensor.data, 0)",
     ),
+    "load_optimizer": _either(
+        "load the state of the optimizer on all ranks",
+        "optimizer.load_state_dict(torch.load(path, map_location=device))  # on every rank",
+    ),
     "split_data": _either(
         "split the data over the ranks with a DistributedSampler, and call set_epoch before each epoch",
         "sampler = DistributedSampler(dataset)\nloader = DataLoader(dataset, sampler=sampler)",

@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gradwatch.attempts import Attempts
 from gradwatch.events import RANK_STATE
+from gradwatch.monitor.ranks.changes import ChangeWatch
 from gradwatch.monitor.ranks.epochs import EpochWatch
 from gradwatch.monitor.ranks.samples import SampleReader
 from gradwatch.pipeline.ranks.states import is_due
@@ -62,6 +63,7 @@ class RankReader:
         self._before: Tensor | None = None
         self._samples = SampleReader()
         self._epochs = EpochWatch(self._model, emit, attempts)
+        self._weight_changes = ChangeWatch(self._optimizer, emit)
         self._step = first_step
 
     def attach(self) -> list[Removable]:
@@ -69,6 +71,7 @@ class RankReader:
         self._attach_to_gradients()
         self._epochs.attach(self._step)
         hooks: list[Removable] = [self, self._epochs, self._optimizer.register_step_pre_hook(inert_hook(self._end))]
+        hooks += self._weight_changes.attach(self._step)
         if takes_hooks(self._model):
             hooks.append(self._model.register_forward_pre_hook(inert_hook(self._begin_forward), with_kwargs=True))
             hooks.append(self._model.register_forward_hook(inert_hook(self._end_forward)))
@@ -114,6 +117,7 @@ class RankReader:
             self._local[param] = grad.detach().clone() if known is None else known + grad.detach()
 
     def _end(self, *_: Any) -> None:
+        self._attempts.run(PART, self._weight_changes.compare)
         if self._is_due:
             self._attempts.run(PART, self._read_gradients)
             self._values |= self._attempts.run(PART, functools.partial(self._samples.values, self._step)) or {}
@@ -122,12 +126,21 @@ class RankReader:
         self._local.clear()
         self._values = {}
         self._step += 1
-        self._epochs.step = self._step
+        self._epochs.step = self._weight_changes.step = self._step
         self._attach_to_gradients()
+
+    def _read_moments(self) -> None:
+        if type(self._optimizer).__name__ == "ZeroRedundancyOptimizer":  # each rank has the state of some parameters
+            return
+        states = [self._optimizer.state[p] for p in self._params if p in self._optimizer.state]
+        tensors = [t for state in states for t in state.values() if isinstance(t, Tensor) and t.is_floating_point()]
+        norms = [to_float(torch.linalg.vector_norm(t.detach())) for t in tensors if not is_distributed(t)]
+        self._values["moments"] = math.fsum(math.log(norm) for norm in norms if 0 < norm < math.inf)
 
     def _read_gradients(self) -> None:
         norms = [to_float(torch.linalg.vector_norm(p.detach().double())) for p in self._params]
         self._values["weights"] = math.hypot(*norms)
+        self._read_moments()
         if len(self._local) < len(self._params):
             return  # a step without some gradients, such as one of another optimizer
         pairs = [(local.flatten(), p.grad.detach().flatten()) for p, local in self._local.items() if p.grad is not None]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import final
 
@@ -19,6 +20,7 @@ from gradwatch.events import (
     RANK_GRADIENTS_AGREE,
     RANK_GRADIENTS_DIFFER,
     RANK_LOSS_NONFINITE,
+    RANK_MOMENTS_DIFFER,
     RANK_RATES_DIFFER,
     RANK_STATE,
     RANK_WEIGHTS_AGREE,
@@ -27,6 +29,7 @@ from gradwatch.events import (
 )
 from gradwatch.history.store import History, Rows
 from gradwatch.pipeline.ranks.alignment import Aligned, Alignment
+from gradwatch.pipeline.ranks.changes import CHANGES, find_change
 from gradwatch.pipeline.ranks.states import (
     TOLERANCE,
     WEIGHT_TOLERANCE,
@@ -75,6 +78,8 @@ class RankComparison:
         self._num_events: dict[str, int] = {}
         self._states = StateComparison(info.world_size, has_scale=info.loss_scaling, has_own_batches=has_own_batches)
         self._num_equal = 0
+        self._own_changes: list[Event] = []
+        self._sampled_step = -1
 
     def add(self, rows: Rows) -> None:
         """Add steps of this process."""
@@ -88,6 +93,8 @@ class RankComparison:
         """Add an event of this process."""
         if event.kind == RANK_STATE.name:
             self._states.add(0, event)
+        elif event.kind in CHANGES:
+            self._own_changes.append(event)
 
     def poll(self) -> list[Event]:
         """Return the events of the steps that all ranks have recorded since the last call."""
@@ -180,9 +187,27 @@ class RankComparison:
 
     def _weights(self, aligned: Aligned) -> Iterator[Event]:
         is_sampled_T = np.asarray(np.asarray(np.isfinite(aligned.param_RTKL[:, :, WEIGHT]).any((2, 3))).all(0))
-        yield from self._parameters(
+        events = self._parameters(
             aligned, "weights", WEIGHT, is_sampled_T, RANK_WEIGHTS_DIFFER, RANK_WEIGHTS_AGREE, None
         )
+        sampled = [self._sampled_step, *aligned.steps_T[is_sampled_T].tolist()]
+        self._sampled_step = sampled[-1]
+        for event in events:
+            if event.kind == RANK_WEIGHTS_DIFFER.name:
+                yield from self._dated(event, max(step for step in sampled if step < event.step))
+            else:
+                yield event
+
+    def _dated(self, event: Event, after: int) -> Iterator[Event]:
+        """Yield weights that differ, at the step where something happened on some ranks only, if that is known."""
+        known = {0: self._own_changes} | self._alignment.events()
+        change = find_change(known, after=after, until=event.step)
+        if change is None:
+            yield event
+            return
+        if change.is_of_optimizer:
+            yield RANK_MOMENTS_DIFFER.emit(step=change.step, values={"rank": change.rank})
+        yield replace(event, step=change.step, values=event.values | {"rank": change.rank})
 
     def _parameters(
         self,

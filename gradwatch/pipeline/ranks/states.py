@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import final
 
 import numpy as np
@@ -15,6 +15,7 @@ from gradwatch.events import (
     RANK_BUFFERS_DIFFER,
     RANK_DRAWS_EQUAL,
     RANK_FACTOR,
+    RANK_MOMENTS_DIFFER,
     RANK_SAMPLES_SHARED,
     RANK_WEIGHTS_AGREE,
     EventKind,
@@ -97,13 +98,12 @@ class StateComparison:
     def _compare_step(self, step: int, ranks: list[int], states: list[Mapping[str, float]]) -> Iterator[Event]:
         column = {
             name: np.array([state.get(name, math.nan) for state in states])
-            for name in ("weights", "buffers", "random", "local", "reduced", "product")
+            for name in ("weights", "moments", "buffers", "random", "local", "reduced", "product")
         }
         if self.is_apart and not find_differing(column["weights"], WEIGHT_TOLERANCE).any():
             yield RANK_WEIGHTS_AGREE.emit(step=step)
-        odd = np.flatnonzero(find_differing(column["buffers"]))
-        rank = ranks[odd[0]] if len(odd) == 1 else -1
-        yield from self._emit(RANK_BUFFERS_DIFFER, step, {"rank": rank} if len(odd) else None)
+        yield from self._emit(RANK_MOMENTS_DIFFER, step, _odd_rank(ranks, column["moments"]))
+        yield from self._emit(RANK_BUFFERS_DIFFER, step, _odd_rank(ranks, column["buffers"]))
         pair = equal_pair(column["random"]) if self._has_own_batches else None
         values = {"rank": ranks[pair[0]], "other": ranks[pair[1]]} if pair else None
         yield from self._emit(RANK_DRAWS_EQUAL, step, values)
@@ -142,6 +142,12 @@ class StateComparison:
         if len(since) == REPEATS and kind.name not in self._emitted:
             self._emitted.add(kind.name)
             yield kind.emit(step=since[0], values=values)
+
+
+def _odd_rank(ranks: Sequence[int], values_R: Floats) -> dict[str, float] | None:
+    """Return the rank whose value differs, or -1 if several do; None if no value does."""
+    odd = np.flatnonzero(find_differing(values_R))
+    return {"rank": ranks[odd[0]] if len(odd) == 1 else -1} if len(odd) else None
 
 
 def find_differing(values_R: Floats, tolerance: float = TOLERANCE) -> NDArray[np.bool_]:

@@ -25,7 +25,9 @@ FAULTS = {
     "Unsynchronized": ("unsynchronized-gradient", None, (20, 20), "unaveraged-gradients"),
     "Unwrapped": ("unsynchronized-gradient", None, (0, 0), "unaveraged-gradients"),
     "LeftOut": ("unsynchronized-gradient", "2.weight", (0, 0), "unaveraged-gradients"),
-    "ChangedLate": ("rank-divergence", "2.weight", (21, 30), "different-replicas"),
+    "ChangedLate": ("rank-divergence", "2.weight", (21, 21), "different-replicas"),
+    "LoadedMoments": ("rank-divergence", None, (0, 0), "different-moments"),
+    "LoadedLate": ("rank-divergence", None, (21, 21), "different-moments"),
     "SameData": ("rank-data", None, (0, 0), "shared-batches"),
     "Overlapping": ("rank-data", None, (10, 10), "shared-batches"),
     "Shards": ("rank-data", None, (0, 15), "shared-batches"),
@@ -38,7 +40,7 @@ FAULTS = {
 }
 """By name of the case: kind, layer, first and last right onset, and cause."""
 
-RANKS = {"BadSample": 1, "Logarithm": 1, "OwnRate": 1}
+RANKS = {"ChangedLate": 1, "LoadedLate": 1, "BadSample": 1, "Logarithm": 1, "OwnRate": 1}
 
 HEALTHY = (
     "Training",
@@ -53,6 +55,8 @@ HEALTHY = (
     "Pipeline",
     "Guarded",
     "Epochs",
+    "SharedChange",
+    "SharedMoments",
 )
 
 
