@@ -1,4 +1,4 @@
-"""Settings for every test (one torch thread unless OMP_NUM_THREADS is set), and a replay of detectors."""
+"""Settings for every test (one torch thread unless OMP_NUM_THREADS is set), their order, and a replay of detectors."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -10,6 +10,22 @@ from gradwatch.history.store import History
 from gradwatch.records import Finding
 
 Replay = Callable[[History, Sequence[Detector]], tuple[Finding, ...]]
+
+LONGEST_FILES = (
+    "tests/contracts/test_quality.py",
+    "tests/contracts/test_pages.py",
+    "tests/train/recovery/test_recover.py",
+    "tests/replay/test_rerun.py",
+    "tests/replay/test_remedies_cure.py",
+    "tests/end_to_end/watch/test_rank_faults.py",
+    "tests/contracts/test_site.py",
+)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    """Begin with the files that take longest, so that no process works alone on one of them at the end."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST_FILES))
 
 
 @pytest.fixture(scope="session")

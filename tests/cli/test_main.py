@@ -199,7 +199,7 @@ def test_a_bug_of_gradwatch_is_told_as_such_in_the_last_line(gradwatch, config, 
 
 @pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="the platform has no /dev/full")
 @pytest.mark.parametrize("buffering", ["", "1"])
-@pytest.mark.parametrize("args", [["list", "models"], ["list", "models", "--help"], ["schema"], ["--version"]])
+@pytest.mark.parametrize("args", [["list", "models"], ["list", "models", "--help"], ["--version"]])
 def test_a_full_output_is_one_sentence_and_no_traceback(args, buffering):
     with pathlib.Path("/dev/full").open("w") as full:
         ended = subprocess.run(
@@ -248,7 +248,7 @@ def test_warnings_are_lines_of_their_own_and_those_of_the_user_s_code_say_where(
     ]
 
 
-@pytest.mark.parametrize("command", ["list statistics", "schema", "explain dead-layer"])
+@pytest.mark.parametrize("command", ["list statistics", "explain dead-layer"])
 def test_a_reader_that_leaves_early_makes_no_noise(command):
     code = f"import sys; from gradwatch.cli import main; sys.exit(main({command.split()!r}))"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)

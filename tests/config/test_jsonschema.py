@@ -119,25 +119,24 @@ def test_a_validator_accepts_what_loads(package):
     assert [e.message for e in validator.iter_errors(CONFIG)] == []
 
 
-@pytest.mark.parametrize(
-    ("section", "change"),
-    [
-        ("model", {"name": "mlp", "dept": 3}),
-        ("model", {"name": "mlp", "depth": "x"}),
-        ("model", {"name": "mpl"}),
-        ("model", {"name": "mlp", "target": "a:b"}),
-        ("model", {}),
-        ("data", {"name": "mnist", "augment": ["Foo"]}),
-        ("data", {"name": "mnist", "augment": ["RandomCrop"]}),
-        ("optim", {"name": "adamw", "momentum": 0.9}),
-        ("optim", {"name": "adamw", "groups": [{"match": "a", "momentum": 0.9}]}),
-        ("train", {"steps": 1, "epochs": 1}),
-        ("train", {"steps": 1, "precision": "fp8"}),
-        ("detect", {"dead-lair": {}}),
-        ("optimizer", {}),
-    ],
-)
-def test_a_validator_refuses_what_does_not_load(package, section, change):
+REFUSED = [
+    ("model", {"name": "mlp", "dept": 3}),
+    ("model", {"name": "mlp", "depth": "x"}),
+    ("model", {"name": "mpl"}),
+    ("model", {"name": "mlp", "target": "a:b"}),
+    ("model", {}),
+    ("data", {"name": "mnist", "augment": ["Foo"]}),
+    ("data", {"name": "mnist", "augment": ["RandomCrop"]}),
+    ("optim", {"name": "adamw", "momentum": 0.9}),
+    ("optim", {"name": "adamw", "groups": [{"match": "a", "momentum": 0.9}]}),
+    ("train", {"steps": 1, "epochs": 1}),
+    ("train", {"steps": 1, "precision": "fp8"}),
+    ("detect", {"dead-lair": {}}),
+    ("optimizer", {}),
+]
+
+
+def test_a_validator_refuses_what_does_not_load(package):
     validator = pytest.importorskip("jsonschema").Draft202012Validator(jsonschema.make_schema())
 
-    assert list(validator.iter_errors(CONFIG | {section: change}))
+    assert [(section, change) for section, change in REFUSED if validator.is_valid(CONFIG | {section: change})] == []

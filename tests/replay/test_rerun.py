@@ -53,9 +53,6 @@ def recorded(tmp_path_factory):
     "overrides",
     [
         pytest.param([], id="fp32"),
-        pytest.param(["train.precision=bf16"], id="bf16"),
-        pytest.param(["train.precision=fp16"], id="fp16"),
-        pytest.param(["data.workers=2"], id="workers"),
         pytest.param(["data.workers=2", "train.precision=bf16"], id="bf16 and workers"),
         pytest.param(["data.workers=2", "train.precision=fp16"], id="fp16 and workers"),
         pytest.param(["train.accumulate=2", "data.batch_size=8"], id="accumulation"),
@@ -123,8 +120,8 @@ def test_what_is_found_in_the_clinic_is_the_same_to_the_last_bit(name, tmp_path,
 @pytest.mark.parametrize(
     ("name", "steps", "precision"),
     [
-        *(("vanishing-gradient", 12, precision) for precision in ("fp32", "bf16", "fp16")),
-        *(("dead-relu", 68, precision) for precision in ("fp32", "bf16", "fp16")),
+        ("vanishing-gradient", 12, "fp16"),
+        ("dead-relu", 68, "fp32"),
         ("non-finite", 250, "bf16"),
     ],
 )
