@@ -11,6 +11,7 @@ from gradwatch._version import __version__ as __version__
 if TYPE_CHECKING:
     from gradwatch.diagnose.gradient_noise import noise_scale as noise_scale
     from gradwatch.errors import FindingError as FindingError
+    from gradwatch.gradcheck.check import check as check
     from gradwatch.history.store import History as History
     from gradwatch.monitor import Monitor as Monitor
     from gradwatch.monitor import Schedule as Schedule
@@ -30,6 +31,7 @@ _HOME = {
     "Monitor": "gradwatch.monitor",
     "Run": "gradwatch.run",
     "Schedule": "gradwatch.monitor",
+    "check": "gradwatch.gradcheck.check",
     "curvature": "gradwatch.probe.curvature",
     "incidents": "gradwatch.replay.incident",
     "load_run": "gradwatch.run",
@@ -47,6 +49,7 @@ __all__ = [
     "Run",
     "Schedule",
     "__version__",
+    "check",
     "curvature",
     "incidents",
     "load_run",

@@ -1,0 +1,155 @@
+"""Compare the gradient of each leaf with differences of the loss along random directions, alone or in groups."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, final
+
+import torch
+from torch import Tensor
+
+from gradwatch.gradcheck.differences import Slope, kink, slope
+from gradwatch.gradcheck.stepping.function_calls import CallLog
+from gradwatch.gradcheck.stepping.step import CheckedStep, Gradients
+from gradwatch.gradcheck.stepping.tensors import inner, norm, random_like, scale_of
+
+State = Literal["right", "wrong", "kink", "flat", "noisy"]
+RIGHT = 1e-5
+"""Relative error up to which a gradient is right; the error of the differences is added 5 times."""
+WRONG = 1e-4
+"""Relative error from which a gradient is wrong; the error of the differences is added 10 times."""
+NOISY = 1e-2
+"""Relative error of the differences from which nothing can be told."""
+NEGLIGIBLE = 1e-9
+"""Share of the largest gradient of the step that counts as 0."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LeafOutcome:
+    """The comparison along one direction.
+
+    Args:
+        names: Leaves that the direction moves.
+        state: right, wrong, at a kink, flat (the loss does not change), or too noisy.
+        analytic: Derivative by the gradients.
+        slope: Derivative by differences.
+        reference: Magnitude that errors are relative to.
+        shifts: The direction.
+    """
+
+    names: tuple[str, ...]
+    state: State
+    analytic: float
+    slope: Slope
+    reference: float
+    shifts: Mapping[str, Tensor]
+
+    @property
+    def error(self) -> float:
+        """Return the relative error; infinite if one of the two is not finite."""
+        difference = abs(self.analytic - self.slope.value)
+        if not math.isfinite(difference):
+            return math.inf
+        return difference / self.reference if self.reference else 0.0
+
+    @property
+    def noise(self) -> float:
+        """Return the relative error of the differences."""
+        return self.slope.error / self.reference if self.reference else 0.0
+
+
+@final
+class LeafComparison:
+    """Compare gradients at the point where a step stands.
+
+    Args:
+        step: The step.
+        grads: Its gradients at the point.
+        log: Log of custom Functions; calls that it holds count as their backward declares.
+        generator: Source of the directions.
+        noise: Measured noise of the loss.
+    """
+
+    def __init__(
+        self, step: CheckedStep, grads: Gradients, log: CallLog, generator: torch.Generator, *, noise: float = 0.0
+    ) -> None:
+        self.step, self.grads, self.log = step, grads, log
+        self.noise = noise
+        self.directions = 0
+        self._generator = generator
+        values = step.point.leaves
+        self.typical = {n: norm(g) * scale_of(values[n]) for n, g in grads.by_name.items()}
+        largest = max((t for t in self.typical.values() if math.isfinite(t)), default=0.0)
+        # float64 by default; in float32, rounding inside the step is as much larger as the epsilon
+        self._floor = NEGLIGIBLE * largest * max(1.0, step.epsilon / torch.finfo(torch.float64).eps * 1e-3)
+
+    def along(self, names: Sequence[str]) -> LeafOutcome:
+        """Compare along one random direction of some leaves, each moved in proportion to its size."""
+        values = self.step.point.leaves
+        shifts = {n: scale_of(values[n]) * random_like(values[n], self._generator) for n in names}
+        if len(names) > 1:  # equal parts of the derivative, so that no leaf hides another
+            largest = max(self.typical[n] for n in names) or 1.0
+            shifts = {n: v * min(largest / (self.typical[n] or largest), 1e3) for n, v in shifts.items()}
+        self.directions += 1
+        return self.by_shift(shifts)
+
+    def by_shift(self, shifts: Mapping[str, Tensor]) -> LeafOutcome:
+        """Compare along given shifts of leaves."""
+        names = tuple(shifts)
+        analytic = math.fsum(inner(self.grads.by_name[n], v) for n, v in shifts.items())
+        typical = math.sqrt(sum((norm(self.grads.by_name[n]) * _rms(v)) ** 2 for n, v in shifts.items()))
+
+        def function(multiple: float) -> float:
+            self.log.begin()
+            return self.step.loss(shifts, multiple) + self.log.surrogate
+
+        found = slope(
+            function, typical=typical if math.isfinite(typical) else 0.0, epsilon=self.step.epsilon, noise=self.noise
+        )
+        reference = max(abs(analytic), abs(found.value), typical)
+        state = self._state(analytic, found, reference)
+        if state in ("wrong", "noisy") and kink(
+            function, at=function(0.0), typical=reference, epsilon=self.step.epsilon
+        ):
+            state = "kink"
+        return LeafOutcome(names, state, analytic, found, reference, shifts)
+
+    def _state(self, analytic: float, found: Slope, reference: float) -> State:
+        if not math.isfinite(analytic):
+            return "wrong" if math.isfinite(found.value) else "noisy"
+        if not math.isfinite(found.value):
+            return "noisy"
+        difference = abs(analytic - found.value)
+        if difference <= RIGHT * reference + 5 * found.error + self._floor and (
+            found.error <= NOISY * reference + self._floor
+        ):
+            return "right"
+        if found.flat:
+            return "flat"
+        if difference > WRONG * reference + 10 * found.error + self._floor:
+            return "wrong"
+        return "noisy"
+
+    def all(self, names: Sequence[str], *, deadline: float, joint: bool) -> dict[str, LeafOutcome]:
+        """Compare leaf by leaf, or all at once and in halves where that disagrees; stops at the deadline."""
+        if not joint:
+            found: dict[str, LeafOutcome] = {}
+            for name in names:
+                if time.monotonic() > deadline and found:
+                    break
+                found[name] = self.along([name])
+            return found
+        outcome = self.along(names)
+        if outcome.state == "right" or len(names) == 1 or time.monotonic() > deadline:
+            return dict.fromkeys(names, outcome)
+        half = len(names) // 2
+        parts = (names[:half], names[half:])
+        return {n: o for part in parts for n, o in self.all(part, deadline=deadline, joint=True).items()}
+
+
+def _rms(tensor: Tensor) -> float:
+    return norm(tensor) / math.sqrt(max(tensor.numel(), 1))

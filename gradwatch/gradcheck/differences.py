@@ -1,0 +1,99 @@
+"""Differentiate a function of one number by central differences: a sweep of steps, Richardson, kinks and jumps."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import final
+
+STEPS = (1e-4, 1e-5, 1e-3, 1e-6, 1e-7, 1e-2)
+"""Steps of the sweep, the most often sufficient one first, in units of the direction."""
+SUFFICIENT = 1e-7
+"""Relative error at which the sweep ends."""
+NOISE_ULPS = 8
+"""Units in the last place of the function's value that a difference may be off by."""
+KINK_STEPS = (1e-6, 5e-7, 1e-7)
+KINK_FRAC = 1e-4
+"""Disagreement of the one-sided slopes, relative to the slope, that is a kink if it does not shrink with the step."""
+STALLED = 0.7
+"""Ratio of the disagreements at a step and at its half above which they do not shrink; 0.5 is smooth."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slope:
+    """A derivative from differences.
+
+    Args:
+        value: The derivative; nan if no value of the function was finite.
+        error: Estimated absolute error.
+        step: Step at which the estimate was best.
+        flat: Whether the function did not change at all at the shortest steps.
+        evaluations: Number of evaluations of the function.
+    """
+
+    value: float
+    error: float
+    step: float
+    flat: bool
+    evaluations: int
+
+
+def slope(
+    function: Callable[[float], float], *, typical: float, epsilon: float = sys.float_info.epsilon, noise: float = 0.0
+) -> Slope:
+    """Return the derivative of a function at 0.
+
+    Args:
+        function: Function of the multiple of a direction.
+        typical: Magnitude of the derivative at which the relative error counts.
+        epsilon: Epsilon of the format that the function is computed in.
+        noise: Measured noise of the function's value, an absolute number.
+    """
+    # in float32, the noise asks for longer steps: with h ~ eps^(1/3), both errors are alike
+    factor = (epsilon / sys.float_info.epsilon) ** (1 / 3)
+    best: Slope | None = None
+    changes: dict[float, float] = {}
+    for count, step in enumerate((s * factor for s in STEPS), 1):
+        high, low = function(step), function(-step)
+        high_half, low_half = function(step / 2), function(-step / 2)
+        values = (high, low, high_half, low_half)
+        if not all(map(math.isfinite, values)):
+            continue
+        whole, half = (high - low) / (2 * step), (high_half - low_half) / step
+        changes[step] = max(values) - min(values)
+        value = (4 * half - whole) / 3
+        floor = max(NOISE_ULPS * epsilon * max(map(abs, values)), noise) / step
+        error = max(abs(value - half), floor)
+        if best is None or error < best.error:
+            best = Slope(value=value, error=error, step=step, flat=False, evaluations=4 * count)
+        if best.error <= SUFFICIENT * max(abs(best.value), typical):
+            break
+    if best is None:
+        return Slope(value=math.nan, error=math.inf, step=math.nan, flat=False, evaluations=4 * len(STEPS))
+    flat = bool(changes) and changes[min(changes)] == 0.0
+    return Slope(value=best.value, error=best.error, step=best.step, flat=flat, evaluations=best.evaluations)
+
+
+def kink(function: Callable[[float], float], *, at: float, typical: float, epsilon: float) -> bool:
+    """Return whether the one-sided slopes at 0 disagree however short the step is.
+
+    Args:
+        function: Function of the multiple of a direction.
+        at: Value of the function at 0.
+        typical: Magnitude of a slope that counts.
+        epsilon: Epsilon of the format that the function is computed in.
+    """
+    gaps = list(_gaps(function, at, epsilon))
+    significant = [gap for gap, floor in gaps if gap > max(KINK_FRAC * typical, 4 * floor)]
+    return len(significant) == len(gaps) and gaps[1][0] > STALLED * gaps[0][0]
+
+
+def _gaps(function: Callable[[float], float], at: float, epsilon: float) -> Iterator[tuple[float, float]]:
+    """Yield the disagreement of the one-sided slopes, and its rounding error, for shorter and shorter steps."""
+    factor = (epsilon / sys.float_info.epsilon) ** (1 / 3)
+    for step in (s * factor for s in KINK_STEPS):
+        high, low = function(step), function(-step)
+        yield abs(high - 2 * at + low) / step, NOISE_ULPS * epsilon * max(abs(high), abs(low), abs(at)) / step

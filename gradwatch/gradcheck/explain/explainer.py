@@ -1,0 +1,292 @@
+"""Explain wrong gradients: hold, remove or undo one suspect at a time, and see which leaves become right."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+from torch.autograd import Function
+
+from gradwatch.gradcheck.explain.hooks import GradientHook, without_hooks
+from gradwatch.gradcheck.explain.kinds import Named, name_mistake
+from gradwatch.gradcheck.explain.nodes import NodeCheck, WrongArgument
+from gradwatch.gradcheck.explain.saved_tensors import unchanged
+from gradwatch.gradcheck.explain.statements import step_fault
+from gradwatch.gradcheck.explain.wording import function_text, phrase
+from gradwatch.gradcheck.judge import Examined, Judge
+from gradwatch.gradcheck.result import Fault
+from gradwatch.gradcheck.source import NOWHERE, SourceLine
+from gradwatch.gradcheck.stepping.cuts import Cut, GraphCuts, function_at, positions_at
+from gradwatch.gradcheck.stepping.function_calls import CallLog, RecordedCall, followed, method
+
+MAX_CALLS = 40
+"""Calls of one custom Function to check."""
+
+
+@final
+@dataclass(slots=True)
+class Explanation:
+    """What makes leaves wrong.
+
+    Args:
+        faults: Mistakes.
+        on_purpose: Leaves that differ on purpose, or cannot be judged, with the reason.
+    """
+
+    faults: list[Fault] = field(default_factory=list)
+    on_purpose: dict[str, str] = field(default_factory=dict)
+
+
+@final
+class Explainer:
+    """Explain the wrong leaves of an examination.
+
+    Args:
+        judge: Examines again under an experiment.
+        found: The examination.
+        wrong: Names of the wrong leaves.
+    """
+
+    def __init__(self, judge: Judge, found: Examined, wrong: Sequence[str]) -> None:
+        self._judge, self._found = judge, found
+        self._open = list(wrong)
+        self._held: set[type[Function]] = set()
+        self._result = Explanation()
+        self._names = {id(m): n or type(m).__name__ for m, n in self._named_modules()}
+        model = judge.step.model
+        self._names.update({id(p): n for n, p in (model.named_parameters() if model else ())})
+
+    def explain(self) -> Explanation:
+        """Return the mistakes, and the leaves that differ on purpose."""
+        for experiment in (self._functions, self._hooks, self._graph_cuts, self._saved, self._step):
+            if self._open:
+                experiment()
+        return self._result
+
+    def _named_modules(self) -> Iterator[tuple[object, str]]:
+        model = self._judge.step.model
+        if model is not None:
+            yield from ((m, n) for n, m in model.named_modules())
+
+    def _examine(self, cuts: list[Cut] | None = None, held: Collection[int] = ()) -> Examined:
+        """Compare the open leaves again."""
+        return self._judge.examine(
+            self._open,
+            self._found.point,
+            hold=lambda function: function in self._held,
+            cuts=cuts,
+            held_cuts=held,
+            grads=self._found.grads,
+        )
+
+    def _close(self, names: Collection[str]) -> None:
+        self._open = [n for n in self._open if n not in names]
+
+    def _functions(self) -> None:
+        """Check each call of a custom Function by itself, and hold the wrong ones to what they declare."""
+        nodes = NodeCheck(self._judge.generator, self._judge.step.epsilon)
+        wrong: dict[type[Function], tuple[RecordedCall, list[WrongArgument]]] = {}
+        for call in self._found.calls:
+            if call.function in wrong or self._judge.is_allowed(call.function) or self._judge.is_late:
+                continue
+            if call.index < MAX_CALLS and (bad := nodes.wrong_arguments(call)):
+                wrong[call.function] = (call, bad)
+        if not wrong:
+            return
+        self._held |= set(wrong)
+        explained = self._examine().names("right") or list(self._open)
+        for function, (call, bad) in wrong.items():
+            if all(w.is_step for w in bad):
+                reason = f"the forward of {function.__name__} is a step function; `deliberate = True` says it is meant"
+                self._result.on_purpose.update(dict.fromkeys(explained, reason))
+                continue
+            named = name_mistake(call, bad, nodes, self._judge.step.surroundings.modules)
+            if named.kind == "inplace" and call.given:
+                named = Named("inplace", self._writer_of(call) or named.place, named.ratio)
+            arguments = [_argument(call, w.index) for w in bad]
+            self._result.faults.append(
+                Fault(
+                    kind=named.kind,
+                    where=function.__name__,
+                    text=function_text(named, function.__name__, arguments),
+                    tensors=tuple(explained),
+                    file=named.place.file,
+                    line=named.place.line,
+                    ratio=named.ratio,
+                    source=named.place.text,
+                )
+            )
+        self._close(explained)
+
+    def _writer_of(self, call: RecordedCall) -> SourceLine | None:
+        """Return the last line that wrote in place into an argument of a call."""
+        step = self._judge.step
+        step.move(self._found.point)
+        log = CallLog()
+        mode = GraphCuts(log)
+        with followed(log), step.inside(mode.watching):
+            step.gradients()
+        same = next((c for c in log.calls if c.index == call.index), None)
+        memories = {
+            t.untyped_storage().data_ptr() for t in (same.given if same else ()) if hasattr(t, "untyped_storage")
+        }
+        return next((w.place for w in reversed(mode.writes) if w.memory in memories), None)
+
+    def _hooks(self) -> None:
+        """Run without gradient hooks, and find the one whose absence makes a leaf right."""
+        met = self._right_without(None)
+        if not met[0]:
+            return
+        fixed, hooks = met
+        for key in dict.fromkeys(h.key for h in hooks):
+            alone, taken = self._right_without(key)
+            if not alone:
+                continue
+            self._add_hook(taken[0], alone)
+        if self._open and any(n in self._open for n in fixed):
+            self._add_hook(hooks[0], [n for n in fixed if n in self._open])
+
+    def _add_hook(self, hook: GradientHook, names: Sequence[str]) -> None:
+        ratio = _ratio(self._found, names)
+        owner = f" of `{hook.owner}`" if hook.owner else ""
+        place = hook.place
+        self._result.faults.append(
+            Fault(
+                kind="hook",
+                where=hook.owner or hook.name,
+                text=f"the hook {hook.name}{owner} changes the gradient{phrase(ratio)}",
+                tensors=tuple(names),
+                file=place.file,
+                line=place.line,
+                ratio=ratio,
+                source=place.text,
+            )
+        )
+        self._close(names)
+
+    def _right_without(self, key: int | None) -> tuple[list[str], list[GradientHook]]:
+        """Return the open leaves that are right without a hook, and the hooks that were taken away."""
+        judge = self._judge
+        judge.step.move(self._found.point)
+        with without_hooks(judge.step.surroundings.modules, self._names, only=key) as met:
+            grads = judge.step.gradients()
+        if not met:
+            return [], []
+        found = judge.examine(self._open, self._found.point, hold=lambda function: function in self._held, grads=grads)
+        return found.names("right"), met
+
+    def _graph_cuts(self) -> None:
+        """Keep the values of detached tensors, and find the line whose cut explains a leaf."""
+        mode = self._judge.recorded_cuts(self._found.point)
+        if not mode.cuts:
+            return
+        all_held = self._examine(mode.cuts, range(len(mode.cuts)))
+        explained = all_held.names("right")
+        places = list(dict.fromkeys(c.place for c in mode.cuts))
+        guilty = self._guilty(mode, places, explained) if explained else []
+        for place, names in guilty:
+            reasons = {c.on_purpose for c in mode.cuts if c.place == place}
+            shown = f"{place.file.rpartition('/')[2]}:{place.line}"
+            lost = [n for n in names if n in self._found.grads.absent]
+            if "" not in reasons and not lost:
+                reason = f"left out of the graph on purpose at {shown}: {next(iter(reasons))}"
+                self._result.on_purpose.update(dict.fromkeys(names, reason))
+            elif all(o.slope.flat for n, o in self._found.outcomes.items() if n in names):
+                self._result.on_purpose.update(dict.fromkeys(names, f"a step function with a path around it, {shown}"))
+            else:
+                step = self._judge.step
+                where = function_at(place, self._functions_of_step()) or type(step.model).__name__
+                self._result.faults.append(
+                    Fault(
+                        kind="detach",
+                        where=where,
+                        text=f"a path to {_listed(names)} is cut at {shown}: its gradient lacks that term",
+                        tensors=tuple(names),
+                        file=place.file,
+                        line=place.line,
+                        source=place.text,
+                    )
+                )
+            self._close(names)
+
+    def _guilty(
+        self, mode: GraphCuts, places: Sequence[SourceLine], explained: Sequence[str]
+    ) -> list[tuple[SourceLine, list[str]]]:
+        """Return the lines whose cuts explain leaves: each alone, or else those that cannot be spared."""
+        guilty: list[tuple[SourceLine, list[str]]] = []
+        rest = list(explained)
+        for place in places:
+            found = self._examine(mode.cuts, positions_at(mode.cuts, {place})).outcomes
+            names = [n for n in rest if n in found and found[n].state == "right"]
+            if names:
+                guilty.append((place, names))
+                rest = [n for n in rest if n not in names]
+        for place in places if rest else ():
+            found = self._examine(mode.cuts, positions_at(mode.cuts, set(places) - {place})).outcomes
+            names = [n for n in rest if n in found and found[n].state != "right"]
+            if names:
+                guilty.append((place, names))
+                rest = [n for n in rest if n not in names]
+        return guilty
+
+    def _saved(self) -> None:
+        """Let every backward read what its forward saved: a leaf that becomes right was changed in place."""
+        step = self._judge.step
+        step.move(self._found.point)
+        log = CallLog(copies=False)
+        mode = GraphCuts(log)
+        with followed(log), unchanged(mode) as saved, step.inside(mode.watching):
+            grads = step.gradients()
+        if not saved.changed:
+            return
+        found = self._judge.examine(self._open, self._found.point, grads=grads)
+        if not (names := found.names("right")):
+            return
+        memories = dict(saved.changed)
+        writes = [w for w in mode.writes if w.memory in memories and w.saved_before > memories[w.memory]]
+        place = writes[-1].place if writes else NOWHERE
+        where = function_at(place, self._functions_of_step()) or names[0]
+        self._result.faults.append(
+            Fault(
+                kind="inplace",
+                where=where,
+                text=f"a tensor that the backward of {_listed(names)} reads is changed in place after it was saved",
+                tensors=tuple(names),
+                file=place.file,
+                line=place.line,
+                source=place.text,
+            )
+        )
+        self._close(names)
+
+    def _step(self) -> None:
+        """Name a mistake of the step itself."""
+        right = [n for n, o in self._found.outcomes.items() if o.state == "right"]
+        comparison = self._judge.comparison(self._found)
+        self._result.faults += step_fault(self._judge.step, comparison, self._open, right)
+        self._open = []
+
+    def _functions_of_step(self) -> list[object]:
+        step = self._judge.step
+        forwards = [type(m).forward for m in step.surroundings.modules if inspect.isfunction(type(m).forward)]
+        return [*step.functions, *dict.fromkeys(forwards)]
+
+
+def _argument(call: RecordedCall, index: int) -> str:
+    names = list(inspect.signature(method(call.function, "forward")).parameters)
+    offset = len(names) - len(call.args)
+    return names[index + offset] if offset >= 0 and index + offset < len(names) else f"argument {index}"
+
+
+def _ratio(found: Examined, names: Sequence[str]) -> float:
+    """Return the ratio of the gradient to the right one, if it is the same for some leaves."""
+    ratios = [o.analytic / o.slope.value for n, o in found.outcomes.items() if n in names and o.slope.value]
+    return ratios[0] if ratios and all(math.isclose(r, ratios[0], rel_tol=1e-3) for r in ratios) else math.nan
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(f"`{n}`" for n in names[:3])
+    return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,137 @@
+"""Try small changes of a backward's source: the change that makes the gradient right names the mistake and its line."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, final
+
+from torch.autograd import Function
+
+from gradwatch.gradcheck.source import FunctionSource, SourceLine, source_of
+from gradwatch.gradcheck.stepping.function_calls import method
+
+MAX_CHANGES = 80
+"""Changes to try for one backward."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """A change that makes a gradient right.
+
+    Args:
+        kind: Kind of mistake that the change undoes.
+        place: The line that it changes.
+    """
+
+    kind: str
+    place: SourceLine
+
+
+def repair(function: type[Function], is_right: Callable[[], bool]) -> Repair | None:
+    """Return the first small change of a backward after which `is_right` says so, or None.
+
+    Args:
+        function: The custom Function; its backward is put back afterwards.
+        is_right: Applies the Function and judges its gradients.
+    """
+    backward = method(function, "backward")
+    source = source_of(backward)
+    if source is None or not isinstance(source.node, ast.FunctionDef):
+        return None
+    for number, (kind, line, tree) in enumerate(_changes(source)):
+        if number >= MAX_CHANGES:
+            break
+        changed = _compiled(tree, backward, source.file)
+        with _instead(function, changed):
+            try:
+                if is_right():
+                    return Repair(kind, SourceLine(source.file, line))
+            except Exception:  # most changes make shapes that do not fit
+                continue
+    return None
+
+
+def _changes(source: FunctionSource) -> Iterator[tuple[str, int, ast.FunctionDef]]:
+    """Yield each change with the kind of mistake that it would undo."""
+    nodes = [n for n in ast.walk(source.node) if isinstance(n, ast.expr)]
+    for position, node in enumerate(nodes):
+        for kind, replacement in _variants(node):
+            tree = copy.deepcopy(source.node)
+            old = [n for n in ast.walk(tree) if isinstance(n, ast.expr)][position]
+            new = ast.copy_location(replacement, old)
+            assert isinstance(tree, ast.FunctionDef), "a lambda was refused above"
+            yield kind, node.lineno, _Replace(old, new).visit(tree)
+
+
+def _variants(node: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+    match node:
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            yield "sign", ast.BinOp(left, ast.Sub(), right)
+        case ast.BinOp(left=left, op=ast.Sub(), right=right):
+            yield "sign", ast.BinOp(left, ast.Add(), right)
+        case ast.BinOp(left=left, op=ast.MatMult(), right=right):
+            yield "transposed", ast.BinOp(_attribute(left, "mT"), ast.MatMult(), right)
+            yield "transposed", ast.BinOp(left, ast.MatMult(), _attribute(right, "mT"))
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            yield "sign", operand
+        case ast.Attribute(value=value, attr="T" | "mT"):
+            yield "transposed", value
+        case ast.Call(func=ast.Attribute(value=value, attr="t"), args=[]):
+            yield "transposed", value
+        case ast.Call(func=ast.Attribute(value=value, attr="mean"), args=args, keywords=keywords):
+            yield "bias_mean", ast.Call(_attribute(value, "sum"), args, keywords)
+        case ast.Call(func=ast.Attribute(value=value, attr="detach"), args=[]):
+            yield "detach", value
+        case ast.Compare(left=left, ops=[op], comparators=comparators):
+            flipped = {ast.Lt: ast.Gt, ast.Gt: ast.Lt, ast.LtE: ast.GtE, ast.GtE: ast.LtE}.get(type(op))
+            if flipped:
+                yield "sign", ast.Compare(left, [flipped()], comparators)
+        case ast.Call(func=ast.Attribute(attr="sum"), args=[ast.Constant(value=int(dim))], keywords=keywords):
+            for other in {0, 1, -1} - {dim}:
+                yield "broadcast", ast.Call(node.func, [ast.Constant(other)], keywords)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.Div)):
+        yield "factor", node.left
+
+
+def _attribute(value: ast.expr, name: str) -> ast.Attribute:
+    return ast.Attribute(value, name, ast.Load())
+
+
+@final
+class _Replace(ast.NodeTransformer):
+    """Replace one node of a tree."""
+
+    def __init__(self, old: ast.expr, new: ast.expr) -> None:
+        self._old, self._new = old, new
+
+    def visit(self, node: ast.AST) -> Any:
+        return self._new if node is self._old else self.generic_visit(node)
+
+
+def _compiled(tree: ast.FunctionDef, original: Any, file: str) -> Any:
+    """Return a function of a changed tree with the names that the original sees."""
+    tree.decorator_list = []
+    module = ast.fix_missing_locations(ast.Module([tree], []))
+    code = next(c for c in compile(module, file, "exec").co_consts if isinstance(c, types.CodeType))
+    cells = zip(original.__code__.co_freevars, original.__closure__ or (), strict=True)
+    names = {**original.__globals__, **{name: cell.cell_contents for name, cell in cells}}
+    return types.FunctionType(code, names, original.__name__, original.__defaults__)
+
+
+@contextmanager
+def _instead(function: type[Function], backward: Any) -> Iterator[None]:
+    own = function.__dict__.get("backward")
+    function.backward = staticmethod(backward)  # type: ignore[method-assign]  # put back below
+    try:
+        yield
+    finally:
+        if own is None:
+            del function.backward
+        else:
+            function.backward = own  # type: ignore[method-assign]  # as it was

@@ -1,0 +1,227 @@
+"""Hold the verdict on each tensor, the mistakes with their places, and what the check covered."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal, final
+
+from gradwatch.errors import shown_path
+
+Verdict = Literal["right", "wrong", "cannot tell"]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorVerdict:
+    """The verdict on the gradient of one tensor, along one direction.
+
+    Args:
+        name: Parameter, or `input0` and so on.
+        verdict: right, wrong or cannot tell.
+        analytic: Derivative along the direction by the gradient that the step filled in.
+        numeric: The same derivative by differences of the loss.
+        error: Relative error, with the larger of the two and the usual size of the gradient as the denominator.
+        noise: Relative error of the differences themselves.
+        visible: Smallest relative mistake of this tensor's gradient that would have been seen.
+        kinks: Points or directions that were left out because the loss has a kink there.
+        note: Why it cannot be told, or what is on purpose.
+        forward_mode: The same derivative by forward-mode differentiation, or None where an operation lacks it.
+    """
+
+    name: str
+    verdict: Verdict
+    analytic: float
+    numeric: float
+    error: float
+    noise: float
+    visible: float = math.nan
+    kinks: int = 0
+    note: str = ""
+    forward_mode: float | None = None
+
+    @property
+    def ratio(self) -> float:
+        """Return the gradient of the step divided by the right one along the direction; nan if that is 0."""
+        return self.analytic / self.numeric if self.numeric else math.nan
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """A mistake in a gradient.
+
+    Args:
+        kind: What kind of mistake, such as `factor` or `transposed`.
+        where: Function, hook, module, function of the step or parameter at fault.
+        text: One sentence for people.
+        tensors: Names of the parameters and inputs whose gradient it makes wrong.
+        file: File of the mistake, or an empty string.
+        line: Line of the mistake, or 0.
+        ratio: Gradient divided by the right gradient, if it is the same for all elements; else nan.
+        source: Text of the line.
+    """
+
+    kind: str
+    where: str
+    text: str
+    tensors: tuple[str, ...] = ()
+    file: str = ""
+    line: int = 0
+    ratio: float = math.nan
+    source: str = ""
+
+    @property
+    def place(self) -> str:
+        """Return file and line, such as `model.py:14`, or an empty string."""
+        return f"{shown_path(self.file)}:{self.line}" if self.file else ""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """What a check looked at.
+
+    Args:
+        tensors: Number of tensors.
+        directions: Number of directions.
+        runs: Number of runs of the step.
+        points: Number of points: the given one, and points near it.
+        functions: Names of the custom Functions that ran.
+        kinks: Directions left out for a kink.
+        dtype: Format of the check.
+        batches: Sizes of the batch that were checked.
+        seconds: How long it took.
+        left_out: Tensors without a verdict because the time was over.
+        batch: Whether the gradient of the batch is the mean or the sum over its parts, in words.
+    """
+
+    tensors: int
+    directions: int
+    runs: int
+    points: int
+    functions: tuple[str, ...]
+    kinks: int
+    dtype: str
+    batches: tuple[int, ...]
+    seconds: float
+    left_out: int = 0
+    batch: str = ""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientCheck:
+    """What `gradwatch.check` returns. Its text is the report that `gradwatch check` prints.
+
+    Args:
+        tensors: Verdict on each tensor.
+        faults: Mistakes, the first one the most certain.
+        coverage: What was checked.
+        notes: Differences on purpose, and what else a reader should know.
+    """
+
+    tensors: tuple[TensorVerdict, ...]
+    faults: tuple[Fault, ...]
+    coverage: Coverage
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def verdict(self) -> Verdict:
+        """Return wrong if any gradient is wrong, right if every one that could be judged is right."""
+        verdicts = [t.verdict for t in self.tensors]
+        if "wrong" in verdicts or self.faults:
+            return "wrong"
+        return "right" if "right" in verdicts else "cannot tell"
+
+    @property
+    def is_wrong(self) -> bool:
+        """Return whether any gradient is wrong."""
+        return self.verdict == "wrong"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {
+            "verdict": self.verdict,
+            "faults": [
+                {
+                    "kind": f.kind,
+                    "where": f.where,
+                    "file": f.file or None,
+                    "line": f.line or None,
+                    "ratio": _number(f.ratio),
+                    "tensors": [*f.tensors],
+                    "text": f.text,
+                }
+                for f in self.faults
+            ],
+            "tensors": [
+                {
+                    "name": t.name,
+                    "verdict": t.verdict,
+                    "analytic": _number(t.analytic),
+                    "numeric": _number(t.numeric),
+                    "forward_mode": _number(t.forward_mode),
+                    "error": _number(t.error),
+                    "noise": _number(t.noise),
+                    "visible": _number(t.visible),
+                    "kinks": t.kinks,
+                    "note": t.note,
+                }
+                for t in self.tensors
+            ],
+            "coverage": {
+                "tensors": self.coverage.tensors,
+                "directions": self.coverage.directions,
+                "runs": self.coverage.runs,
+                "points": self.coverage.points,
+                "functions": [*self.coverage.functions],
+                "kinks": self.coverage.kinks,
+                "dtype": self.coverage.dtype,
+                "batches": [*self.coverage.batches],
+                "batch": self.coverage.batch,
+                "left_out": self.coverage.left_out,
+                "seconds": round(self.coverage.seconds, 3),
+            },
+            "notes": [*self.notes],
+        }
+
+    def __str__(self) -> str:
+        lines = [f"the gradient is {self.verdict}" if self.verdict != "cannot tell" else "the gradient: cannot tell"]
+        for fault in self.faults:
+            lines.append(f"  {fault.text}")
+            if fault.source:
+                lines.append(f"      {fault.place}: {fault.source}")
+        lines += [f"  note: {note}" for note in self.notes]
+        lines += self._table()
+        c = self.coverage
+        covered = f"{c.tensors} tensors, {c.directions} directions, {c.points} points, {c.runs} runs in {c.dtype}"
+        covered += f", batches of {' and '.join(map(str, c.batches))}" if c.batches else ""
+        covered += f"; {c.kinks} left out at a kink" if c.kinks else ""
+        covered += f"; no time for {c.left_out}" if c.left_out else ""
+        lines.append(f"  checked {covered}, in {c.seconds:.1f} s")
+        lines += [f"  batch   {c.batch}"] if c.batch else []
+        lines += [f"  custom  {', '.join(c.functions)}"] if c.functions else []
+        worst = max((t.visible for t in self.tensors if t.verdict == "right"), default=math.nan)
+        if math.isfinite(worst):
+            lines.append(f"  a mistake of {100 * worst:.2g} % of any tensor's gradient would have been seen")
+        return "\n".join(lines)
+
+    def _table(self) -> list[str]:
+        """Return one line per tensor that is not right, or the worst right ones."""
+        bad = [t for t in self.tensors if t.verdict != "right"]
+        shown = bad[:12] or sorted(self.tensors, key=lambda t: -t.error)[:3]
+        width = max((len(t.name) for t in shown), default=0)
+        lines = [
+            f"  {t.name:<{width}}  {t.verdict:<11}  by autograd {t.analytic:.6g}, by differences {t.numeric:.6g}"
+            + (f", forward mode {t.forward_mode:.6g}" if t.forward_mode is not None else "")
+            + f", error {t.error:.1e} (noise {t.noise:.0e})"
+            + (f"; {t.note}" if t.note else "")
+            for t in shown
+        ]
+        rest = (len(bad) or len(self.tensors)) - len(shown)
+        return lines + ([f"  ... and {rest} more{'' if bad else ' right ones'}"] if rest > 0 else [])
+
+
+def _number(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
