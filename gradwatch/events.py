@@ -609,6 +609,17 @@ RANK_LOSS_NONFINITE = EventKind(
     values={"rank": "the rank", "inputs": "1 if its inputs hold NaN or Inf, 0 if not, -1 if unknown"},
     text="the loss is not finite on rank {rank:.0f} first",
 )
+SHARDS_LOCAL = EventKind(
+    name="shards-local",
+    meaning="From this step, the statistics of sharded parameters are those of the shards on this rank.",
+    values={"rank": "the lowest rank whose part is missing; -1 if the run has no directory"},
+    text="the statistics of sharded parameters are those of the shards on this rank: the other parts are missing",
+)
+SHARDS_WHOLE = EventKind(
+    name="shards-whole",
+    meaning="From this step, the statistics of sharded parameters are those of whole parameters again.",
+    text="the statistics of sharded parameters are those of whole parameters again",
+)
 
 # The monitor, the run directory and the training.
 

@@ -324,6 +324,23 @@ class ActivationInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShardInfo:
+    """Parameter tensors of which each of several ranks holds a part, as in FSDP2 and tensor parallelism.
+
+    Args:
+        ranks: The ranks, in increasing order.
+        layers: Indices of the tensors in `RunInfo.layers`.
+        numels: Number of elements of each tensor on the rank of this run.
+        is_split: Whether the ranks hold different elements. Otherwise, each holds all of them.
+    """
+
+    ranks: tuple[int, ...]
+    layers: tuple[int, ...]
+    numels: tuple[int, ...]
+    is_split: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
     """The description of a run.
 
@@ -350,6 +367,7 @@ class RunInfo:
         keeps_steps: Whether `watch` was called with `record`, so that a step with a critical finding is saved.
         rank: Rank of the process in a distributed training.
         world_size: Number of ranks; 1 if the training is not distributed.
+        shards: The parameter tensors that ranks hold together; empty if every rank has whole tensors.
     """
 
     name: str
@@ -372,6 +390,7 @@ class RunInfo:
     keeps_steps: bool = False
     rank: int = 0
     world_size: int = 1
+    shards: tuple[ShardInfo, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data that `from_json` reads back."""
@@ -385,4 +404,9 @@ class RunInfo:
         activations = tuple(ActivationInfo(**a) for a in data["activations"])
         trained_on = DataInfo(**data["data"]) if data.get("data") else None
         models = tuple(data.get("models", ("",)))  # older runs do not have them
-        return cls(**data | {"layers": layers, "activations": activations, "data": trained_on, "models": models})
+        shards = tuple(
+            ShardInfo(**shard | {name: tuple(shard[name]) for name in ("ranks", "layers", "numels")})
+            for shard in data.get("shards", ())
+        )
+        tuples = {"layers": layers, "activations": activations, "models": models, "shards": shards}
+        return cls(**data | tuples | {"data": trained_on})

@@ -215,6 +215,8 @@ class FullPath:
         if self._micro_batch and self._micro_batch.norm is not None:
             readings["micro"] = self._micro_batch.norm
         given_norm = None
+        if self._collector.is_sharded:
+            grad_norm = None  # of whole gradients, which say nothing about the parts on this process
         # no step waits for a norm on the device of deferred rows: it joins the readings
         if isinstance(grad_norm, Tensor) and self._losses.is_remote(grad_norm):
             readings["given_norm"] = grad_norm.detach()

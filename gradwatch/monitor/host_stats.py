@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gradwatch.attempts import Attempts
 from gradwatch.monitor.best_effort import best_effort
+from gradwatch.probe.device.dtensor import local_part
 from gradwatch.probe.device.sync import to_float
 
 resource: ModuleType | None
@@ -31,6 +32,7 @@ RSS_UNIT_BYTES = (
 def to_number(value: Tensor | float | None) -> float:
     """Return a value as a float: the mean of a tensor with several values, nan for None."""
     if isinstance(value, Tensor):
+        value = local_part(value)  # never wait for another process
         # float first: a mean is rounded to the dtype of its tensor, and integers have no mean
         return to_float(value if value.numel() == 1 else value.detach().float().mean())
     return math.nan if value is None else float(value)
@@ -121,7 +123,7 @@ class LossAverage:
         """
         value = 0.0
         if isinstance(loss, Tensor) and self.is_remote(loss):
-            mean = loss.detach().float().mean()  # a copy: a CUDA graph writes to the same loss again
+            mean = local_part(loss).detach().float().mean()  # a copy: a CUDA graph writes to the same loss again
             self.remote_sum = mean if self.remote_sum is None else self.remote_sum + mean
         else:
             value = to_number(loss)

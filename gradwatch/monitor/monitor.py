@@ -150,7 +150,7 @@ class Monitor:
         """Measure the present gradients and return their total L2 norm.
 
         Call it when the gradients are complete, before any clipping. The norm is NaN or Inf if a gradient contains NaN
-        or Inf.
+        or Inf. If parameters are sharded over processes, all of them must make the call, as with `clip_grad_norm_`.
 
         Args:
             optimizer: The optimizer of the gradients; by default, all optimizers that have not stepped yet.
@@ -184,7 +184,7 @@ class Monitor:
             batch: The step's inputs, any nest of tensors. Their hash identifies repeated batches.
             val_loss: Validation loss, if it was just measured.
             grad_norm: Total norm before clipping, over all watched parameters. It scales back the statistics of
-                gradients that were read after clipping. Not needed with torch's clip functions.
+                gradients that were read after clipping. Not needed with torch's clip functions, nor used with shards.
             statistics: Statistics of the run by their name in the catalogue. They override the values of the monitor.
 
         Raises:

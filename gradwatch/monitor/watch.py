@@ -20,6 +20,7 @@ from torch import nn
 
 from gradwatch.detect import detectors
 from gradwatch.errors import FindingError, is_users, shown_path
+from gradwatch.events import SHARDS_LOCAL
 from gradwatch.history.ending import Status
 from gradwatch.incident.step_snapshot import StepRecord, StepSnapshotter
 from gradwatch.monitor import Monitor, Schedule
@@ -28,13 +29,16 @@ from gradwatch.monitor.ranks.directory import open_shared_run
 from gradwatch.monitor.ranks.reader import RankReader
 from gradwatch.monitor.readings.autocast_reader import PRECISION, AutocastReader
 from gradwatch.monitor.readings.hand_updates import hand_updates
+from gradwatch.monitor.row import total_norm
 from gradwatch.monitor.setup.arguments import Arguments, check_arguments
 from gradwatch.monitor.setup.own_sinks import make_sinks
 from gradwatch.monitor.setup.run_directory import OpenRun
 from gradwatch.monitor.wiring import build_monitor, inspect, probe_activations
 from gradwatch.paths import user_path
 from gradwatch.pipeline.pipeline import Pipeline
+from gradwatch.pipeline.ranks.alignment import Alignment
 from gradwatch.pipeline.ranks.comparison import RankComparison
+from gradwatch.pipeline.ranks.shards import ShardJoin
 from gradwatch.probe.device.dtensor import shares_batches
 from gradwatch.render import Sink
 from gradwatch.render.own_loop.finding_handler import OnFinding, make_sink
@@ -78,9 +82,10 @@ def watch(
     they clip. A loop that clips by hand calls `monitor.observe()` first, or `monitor.observe(optimizer)` with several
     optimizers.
 
-    If parameters are sharded over processes (FSDP2, tensor parallelism), each process must call `watch` with equal
-    arguments. Each process reads the statistics of whole tensors, so all processes must measure at equal steps. Sampled
-    statistics therefore follow the schedule at any cost, and `record` is ignored.
+    If parameters are sharded over processes (FSDP2, tensor parallelism), each process should call `watch` with equal
+    arguments and with a `run`. Each reads its own shards, and rank 0 joins them from the files of the others, a few
+    seconds later. So all processes must measure at equal steps: sampled statistics follow the schedule at any cost.
+    `record` is ignored.
 
     The training stays bit-identical, and no failure of the monitor stops the training. A feature that raises several
     times in a row is disabled with one RuntimeWarning, and so is writing to a full disk. Copies and saved files of the
@@ -220,20 +225,28 @@ def _pipeline(
     given: Arguments,
     sinks: Sequence[Sink],
 ) -> Pipeline:
-    info, ranks = opened.history.info, None
+    info, ranks, shards = opened.history.info, None, None
     if info.rank == 0:  # the parts of other ranks need neither charts nor a report
         sinks = [*make_sinks(given.sinks, opened.directory, first_step=opened.first_step), *sinks]
         if opened.directory and info.world_size > 1:
             has_own_batches = not shares_batches(given.models.values())
-            ranks = RankComparison(opened.directory, opened.history, has_own_batches=has_own_batches)
-    return Pipeline(
+            alignment = Alignment(opened.directory, opened.history)
+            ranks = RankComparison(alignment, opened.history, has_own_batches=has_own_batches)
+            if info.shards:
+                shards = ShardJoin(alignment, opened.history, total_norm)
+    pipeline = Pipeline(
         opened.history,
-        detectors=detectors(given.detect),
+        # shards alone mislead: one without elements looks like a layer without gradient
+        detectors=() if info.shards and info.rank else detectors(given.detect),
         sinks=sinks,
         writer=opened.writer,
         first_step=opened.first_step,
         ranks=ranks,
+        shards=shards,
     )
+    if info.shards and not opened.directory:
+        pipeline.add_event(SHARDS_LOCAL.emit(step=opened.first_step, values={"rank": -1}))
+    return pipeline
 
 
 def _rank_reader(

@@ -24,6 +24,7 @@ from gradwatch.monitor.ranks.directory import rank_and_world_size
 from gradwatch.monitor.readings.hand_updates import HandUpdates
 from gradwatch.pipeline.pipeline import Pipeline
 from gradwatch.probe.activations.probe import ACTIVATIONS, ActivationProbe
+from gradwatch.probe.device.dtensor import find_shards
 from gradwatch.probe.gradients.zero_grad import ZeroGradCheck
 from gradwatch.probe.inert_hook import Removable, takes_hooks
 from gradwatch.probe.inspections import Inspections
@@ -91,6 +92,7 @@ def inspect(
         models=tuple(models),
         rank=rank,
         world_size=world_size,
+        shards=find_shards(params) if world_size > 1 else (),
     )
     return list(params), info
 

@@ -13,14 +13,17 @@ from gradwatch.detect import Detector
 from gradwatch.events import Observation
 from gradwatch.history.ending import Ending, Status
 from gradwatch.history.store import Floats, Histograms, History, Rows, concatenate
-from gradwatch.pipeline.ingest import MAX_UNSHOWN_STEPS, Ingest, RunWriter
+from gradwatch.pipeline.ingest import MAX_END_S, MAX_UNSHOWN_STEPS, Ingest, RunWriter
 from gradwatch.pipeline.ranks.comparison import RankComparison
+from gradwatch.pipeline.ranks.shards import ShardJoin
 from gradwatch.pipeline.worker import Worker
 from gradwatch.records import Diagnosis, Event, Finding
 from gradwatch.render import Sink
 
 MAX_WAITING_BYTES = 64 * 2**20
 """Size of the rows that may wait in memory for a slow disk. If there are more, the training waits as well."""
+
+SHARDS = "the joining of shards"
 
 
 @final
@@ -32,6 +35,8 @@ class Pipeline:
     Args:
         first_step: Step of the first row, if it is later than the step after the history. The steps in between are
             unknown.
+        shards: Joins the statistics of sharded parameters from the files of the other ranks, or None. Rows then wait
+            for these files.
 
     Attributes:
         unhandled_findings: Findings without an action so far. The caller that acts on them clears the list. It grows on
@@ -50,7 +55,9 @@ class Pipeline:
         writer: RunWriter | None = None,
         first_step: int = 0,
         ranks: RankComparison | None = None,
+        shards: ShardJoin | None = None,
     ) -> None:
+        self._shards = shards
         warned: set[str] = set()
         self._ingest = Ingest(history, detectors=detectors, sinks=sinks, writer=writer, ranks=ranks, warned=warned)
         self.attempts = Attempts(self._report_left_out, warned=warned)
@@ -64,6 +71,7 @@ class Pipeline:
             self._process,
             source=self._next_rows,
             when_idle=self._ingest.write,
+            is_holding=lambda: shards is not None and shards.is_holding,
             limit=max_waiting_rows,
             name="gradwatch",
         )
@@ -72,7 +80,7 @@ class Pipeline:
 
     @property
     def history(self) -> History:
-        """The history of all rows so far. Waits until the worker has ingested the rows."""
+        """The history of all rows so far. Waits until the worker has ingested the rows, except those that are held."""
         self.finish()
         return self._ingest.history
 
@@ -143,6 +151,8 @@ class Pipeline:
         """Diagnose the run, close every sink once, and return the diagnoses."""
         try:
             self.attempts.end()
+            if self._shards:
+                self._shards.end(MAX_END_S)
             self.finish()
             self._ingest.end_comparison()
         finally:  # a live view must restore the screen even if the last rows failed
@@ -161,6 +171,8 @@ class Pipeline:
 
     def _process(self, items: Sequence[Rows | Event]) -> None:
         """Ingest rows and events in order, with successive rows in one batch."""
+        if self._shards:
+            items = self._join_shards(self._shards, items)
         parts: list[Rows] = []
         num_rows = 0
         for item in items:
@@ -175,6 +187,13 @@ class Pipeline:
                 parts.append(item)
                 num_rows += more
         self._ingest_rows(parts)
+
+    def _join_shards(self, shards: ShardJoin, items: Sequence[Rows | Event]) -> list[Rows | Event]:
+        """Return the items that no longer wait for other ranks."""
+        shards.hold(items)
+        ready = self._ingest.attempts.run(SHARDS, shards.take)
+        # after a failure, the next call takes them; after the last one, they are shown as they are
+        return shards.take_all() if SHARDS in self._ingest.attempts.left_out else ready or []
 
     def _ingest_rows(self, parts: list[Rows]) -> None:
         if parts:

@@ -32,6 +32,7 @@ class Worker(Generic[T]):
         process: Called with the items that have arrived, on one thread at a time.
         source: Returns an item that is ready but was not put, to follow all items so far; None if there is none.
         when_idle: Called when no item is left.
+        is_holding: Returns whether the function holds items that it was passed. It is then called again, with none.
         limit: Maximum number of waiting items. A caller that puts more processes the items itself.
         name: Name of the thread.
 
@@ -45,6 +46,7 @@ class Worker(Generic[T]):
         *,
         source: Callable[[], T | None] | None = None,
         when_idle: Callable[[], None] | None = None,
+        is_holding: Callable[[], bool] = lambda: False,
         limit: int,
         name: str,
     ) -> None:
@@ -52,6 +54,7 @@ class Worker(Generic[T]):
         self._process = process
         self._source = source
         self._when_idle = when_idle
+        self._is_holding = is_holding
         self._limit = limit
         self._name = name
         self._items: deque[T] = deque()
@@ -77,8 +80,12 @@ class Worker(Generic[T]):
 
     @property
     def is_busy(self) -> bool:
-        """Return whether an item waits or is being processed."""
-        return bool(self._items) or self._processing.locked()
+        """Return whether an item waits, is held or is being processed."""
+        return self._has_work or self._processing.locked()
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._items) or self._is_holding()
 
     def put(self, item: T) -> None:
         """Pass an item to the thread, after the items that the source has ready."""
@@ -130,8 +137,9 @@ class Worker(Generic[T]):
         while True:
             is_last = _sleep()
             self._pull_source()
-            idle_s = 0.0 if self._items else idle_s + BATCH_S  # the time of `_sleep`
-            if self._items and self._error is None:
+            idle_s = 0.0 if self._has_work else idle_s + BATCH_S  # the time of `_sleep`
+            # held items keep no program alive: it still closes the run, at its exit
+            if (self._items or (self._is_holding() and not is_last)) and self._error is None:
                 self._drain()
             elif (idle_s >= MAX_IDLE_S or is_last) and self._retire():
                 return
@@ -147,14 +155,16 @@ class Worker(Generic[T]):
         return is_replaced
 
     def _drain(self) -> None:
-        """Process items until none is left."""
+        """Process items until none is left, at least once."""
         with self._processing:  # a caller may drain at the same time as the thread
             self._processing_thread = threading.get_ident()
             began_s = time.thread_time()
             try:
-                while self._items and self._error is None:
+                while True:
                     count = min(len(self._items), MAX_ITEMS_AT_ONCE)
                     self._process([self._items.popleft() for _ in range(count)])
+                    if not self._items or self._error is not None:
+                        break
                 if self._when_idle and self._error is None:
                     self._when_idle()
             except Exception as error:  # of any kind: the next call of the caller raises it

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from gradwatch.probe.device.dtensor import is_distributed
+
 
 def tensors_of(value: Any, depth: int = 3) -> Iterator[Tensor]:
     """Yield the tensors with values in the output of a forward pass.
@@ -34,9 +36,12 @@ def tensors_of(value: Any, depth: int = 3) -> Iterator[Tensor]:
 
 
 def has_plain_values(tensor: Tensor) -> bool:
-    """Return whether a tensor has values: not on the meta device, not fake, and not wrapped by a transform."""
+    """Return whether a tensor has values: not on the meta device, not fake, and not wrapped by a transform.
+
+    A distributed tensor counts as none: an operation on its values may wait for other processes.
+    """
     if torch.compiler.is_compiling():  # values come later
         return True
     functorch: Any = torch._C._functorch
     is_wrapped = functorch.is_functorch_wrapped_tensor(tensor) or functorch.is_legacy_batchedtensor(tensor)
-    return not (is_wrapped or tensor.is_meta or isinstance(tensor, FakeTensor))
+    return not (is_wrapped or tensor.is_meta or isinstance(tensor, FakeTensor) or is_distributed(tensor))

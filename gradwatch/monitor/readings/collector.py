@@ -111,6 +111,11 @@ class Collector:
             self._handles += tracker.watch_backward()
 
     @property
+    def is_sharded(self) -> bool:
+        """Return whether parameters are spread over processes, of which this one reads its parts."""
+        return any(tracker.is_sharded for tracker in self._trackers)
+
+    @property
     def has_optimizers(self) -> bool:
         """Return whether there is an optimizer to watch."""
         return bool(self._trackers)

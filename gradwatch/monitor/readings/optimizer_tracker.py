@@ -11,7 +11,7 @@ from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -25,6 +25,7 @@ from gradwatch.monitor.readings.parameter_readings import (
     UpdateMeasurement,
 )
 from gradwatch.monitor.row import Columns, OptimizerColumns, has_gradients, total_norm
+from gradwatch.probe.device import dtensor
 from gradwatch.probe.device.backend import select_backend
 from gradwatch.probe.device.sync import is_capturing, to_array, to_float
 from gradwatch.probe.gradients.statistics import GradientProbe
@@ -46,6 +47,7 @@ class OptimizerTracker:
         pending: Readings of the row so far, by the names of `RowBuilder.build`: tensors, or arrays if the host needed
             them at once.
         is_by_hand: Whether the loop moves the weights without an optimizer.
+        is_sharded: Whether parameters are spread over processes.
         is_observed: The gradients were read before clipping, by `observe` or when torch clipped them. No update or
             backward pass has followed.
         is_updated: The optimizer has updated its parameters since the last row.
@@ -68,6 +70,7 @@ class OptimizerTracker:
         self.optimizer = optimizer
         self.is_by_hand = isinstance(optimizer, HandUpdates)
         self.params = params
+        self.is_sharded = any(map(dtensor.is_distributed, params))
         self.is_updated = False
         self._columns, self._owned_P = columns, owned_P
         self._is_on_cpu = bool(params) and params[0].device.type == "cpu"
@@ -145,14 +148,20 @@ class OptimizerTracker:
         )
 
     def norm(self) -> float:
-        """Return the total norm of the read gradients that an optimizer holds, waiting for the device."""
+        """Return the total norm of the read gradients that an optimizer holds, waiting for the device.
+
+        Of distributed gradients, the parts on this process count.
+        """
         # kept as an array, so that the row does not wait for the device again
         read_SP = self.pending["grad"] = to_array(self.pending["grad"])
         return total_norm(read_SP, self._owned_P)
 
     def norm_without_probe(self) -> float:
-        """Return the total norm of the present gradients, computed by torch without the probe."""
-        return to_float(nn.utils.get_total_norm([p.grad for p in self.params if p.grad is not None]))
+        """Return the total norm of the present gradients, computed by torch without the probe.
+
+        All processes that share a gradient must call it.
+        """
+        return to_float(dtensor.total_norm([p.grad for p in self.params if p.grad is not None]))
 
     def forget_scaled_gradients(self, *, has_scaler: bool) -> None:
         """Drop the reading of a skipped update if it is empty or may be scaled.

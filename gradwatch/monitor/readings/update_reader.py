@@ -139,7 +139,10 @@ class UpdateReader:
 
     @best_effort("the norm that `observe` returns")
     def _observed_norm(self, tracker: OptimizerTracker) -> float | None:
-        return tracker.norm() if self._read_gradients(tracker) else None
+        if not self._read_gradients(tracker):
+            return None
+        # a loop clips with this norm, so it must be the same on all processes
+        return tracker.norm_without_probe() if tracker.is_sharded else tracker.norm()
 
     @best_effort("the reading of skipped updates")
     def read_skipped(self, trackers: Sequence[OptimizerTracker]) -> None:

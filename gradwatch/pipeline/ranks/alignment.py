@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple, final
 
@@ -14,7 +15,8 @@ from numpy.typing import NDArray
 from gradwatch import catalogue
 from gradwatch.history.disk.tail import Tail
 from gradwatch.history.store import Floats, History, Rows
-from gradwatch.records import Event
+from gradwatch.pipeline.ranks.whole_statistics import join_shard
+from gradwatch.records import Event, RunInfo
 
 FOLDER = "ranks"
 """Folder of a run directory with a run directory for each rank but the first."""
@@ -26,14 +28,16 @@ AT_ONCE = 64
 """Steps that are compared in one go."""
 
 PARAM = ("grad.l2", "grad.absmax", "weight.l2")
+GRAD, WEIGHT = slice(0, 2), slice(2, 3)
+"""The statistics of gradients and of weights among `PARAM`."""
 PARAM_COLUMNS = [catalogue.PARAM_NAMES.index(name) for name in PARAM]
 
 
 class ComparedStep(NamedTuple):
-    """The compared statistics of one step of a rank, of shapes (S,) and (K, L)."""
+    """The statistics of one step of a rank."""
 
     run_S: Floats
-    param_KL: Floats
+    param_SL: Floats
 
 
 class Aligned(NamedTuple):
@@ -69,13 +73,46 @@ class Alignment:
         self._names = [layer.name for layer in history.info.layers]
         self._tails = {rank: Tail(directory / FOLDER / str(rank)) for rank in range(1, world_size)}
         self._waiting: dict[int, dict[int, ComparedStep]] = {rank: {} for rank in range(world_size)}
+        self._info = history.info
+        # the statistics of whole parameters follow from all of them
+        self._columns = slice(None) if history.info.shards else PARAM_COLUMNS
+        self._split_L = np.zeros(len(self._names), np.bool_)
+        self._split_L[[layer for shard in history.info.shards for layer in shard.layers]] = True
+        self._given_up: set[int] = set()
+        self._local_steps: set[int] = set()
         self._heard_s = dict.fromkeys(self._tails, time.monotonic())
 
     @property
     def is_complete(self) -> bool:
         """Return whether each rank has written the newest step of this process, or has ended."""
         newest = max(self._waiting[0], default=-1)
-        return all(tail.last_step >= newest or tail.is_ended for tail in self._tails.values())
+        waited = {rank: tail for rank, tail in self._tails.items() if rank not in self._given_up}
+        return all(tail.last_step >= newest or tail.is_ended for tail in waited.values())
+
+    def awaited(self, step: int, ranks: Iterable[int]) -> set[int]:
+        """Return which ranks may still write a step."""
+        behind = {r for r in ranks if r in self._tails and self._tails[r].last_step < step} - self._given_up
+        ended = {rank for rank in behind if self._tails[rank].is_ended}
+        if ended:
+            self.read()  # their last steps, which they wrote before they ended
+        return {rank for rank in behind - ended if rank in self._tails}
+
+    def give_up(self, ranks: Iterable[int]) -> None:
+        """Wait for ranks no longer, until they write again."""
+        self._given_up.update(ranks)
+
+    def parts(self, step: int, ranks: Iterable[int]) -> dict[int, ComparedStep]:
+        """Return a step of those ranks that have written it."""
+        return {rank: self._waiting[rank][step] for rank in ranks if step in self._waiting.get(rank, ())}
+
+    def infos(self, ranks: Iterable[int]) -> dict[int, RunInfo]:
+        """Return the descriptions of this process and of other ranks."""
+        headers = {rank: tail.header for rank, tail in self._tails.items() if rank in set(ranks)}
+        return {0: self._info} | {rank: header.info for rank, header in headers.items() if header}
+
+    def mark_local(self, step: int) -> None:
+        """Mark a step in which this process has only the statistics of its own shards, before it is added."""
+        self._local_steps.add(step)
 
     def has_reached(self, step: int) -> dict[int, bool]:
         """Return for each rank whether it has written a step."""
@@ -89,7 +126,11 @@ class Alignment:
         """Add steps of this process."""
         mine = self._waiting[0]
         for step, run_S, param_SL in zip(rows.steps_T.tolist(), rows.run_TS, rows.param_TSL, strict=True):
-            mine[step] = ComparedStep(run_S.copy(), param_SL[PARAM_COLUMNS])
+            param_SL = param_SL[self._columns].copy()
+            if step in self._local_steps:
+                param_SL[:, self._split_L] = np.nan  # not comparable
+            mine[step] = ComparedStep(run_S.copy(), param_SL)
+        self._local_steps -= {*rows.steps_T.tolist()}
         while len(mine) > MAX_WAITING:
             del mine[next(iter(mine))]
 
@@ -103,8 +144,9 @@ class Alignment:
                 del self._tails[rank], self._waiting[rank]
                 continue
             self._heard_s[rank] = time.monotonic()
+            self._given_up.discard(rank)
             self._waiting[rank] |= {
-                int(record["step"]): ComparedStep(record["run"][:, 0], record["param"][PARAM_COLUMNS])
+                int(record["step"]): ComparedStep(record["run"][:, 0], record["param"][self._columns])
                 for record in records_T
             }
 
@@ -137,5 +179,27 @@ class Alignment:
             ranks,
             np.array(steps),
             np.array([[kept.run_S for kept in of_rank] for of_rank in rows]),
-            np.array([[kept.param_KL for kept in of_rank] for of_rank in rows]),
+            self._comparable(ranks, np.array([[kept.param_SL for kept in of_rank] for of_rank in rows])),
         )
+
+    def _comparable(self, ranks: list[int], param_RTSL: Floats) -> Floats:
+        """Return the compared statistics. Of sharded parameters, each rank gets those of the whole parameters."""
+        if not self._info.shards:
+            return param_RTSL
+        param_RTKL = param_RTSL[:, :, PARAM_COLUMNS]
+        infos = self.infos(ranks)
+        for i, rank in enumerate(ranks):
+            for shard in infos[rank].shards:
+                compared = slice(None) if shard.is_split else GRAD  # each rank has whole weights otherwise
+                whole_TKL = param_RTKL[i][:, compared]
+                if 0 in shard.ranks:  # joined already
+                    whole_TKL[:, :, shard.layers] = param_RTKL[0][:, compared][:, :, shard.layers]
+                elif not {*shard.ranks} <= {*ranks}:
+                    whole_TKL[:, :, shard.layers] = np.nan
+                else:
+                    for t, whole_KL in enumerate(whole_TKL):
+                        parts = {other: param_RTSL[ranks.index(other), t] for other in shard.ranks}
+                        whole_KL[:, shard.layers] = join_shard(shard, parts, infos)[PARAM_COLUMNS][compared]
+        is_unknown_TKL = np.isnan(param_RTKL).any(0)
+        param_RTKL[:, is_unknown_TKL & self._split_L] = np.nan
+        return param_RTKL

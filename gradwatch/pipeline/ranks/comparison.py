@@ -7,7 +7,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import final
 
 import numpy as np
@@ -28,7 +27,7 @@ from gradwatch.events import (
     EventKind,
 )
 from gradwatch.history.store import History, Rows
-from gradwatch.pipeline.ranks.alignment import Aligned, Alignment
+from gradwatch.pipeline.ranks.alignment import GRAD, WEIGHT, Aligned, Alignment
 from gradwatch.pipeline.ranks.changes import CHANGES, find_change
 from gradwatch.pipeline.ranks.states import (
     TOLERANCE,
@@ -52,7 +51,6 @@ MAX_NAMED = 8
 """Maximum number of parameters that get an event each. If more differ, one event is for the whole model."""
 
 NORM, CLIPPED = "grad_norm.before_clip", "grad_norm.after_clip"
-GRAD, WEIGHT = slice(0, 2), slice(2, 3)
 Mask = NDArray[np.bool_]
 
 
@@ -61,14 +59,14 @@ class RankComparison:
     """Compares this process, rank 0, with the other ranks, which write their runs into `ranks/` of its directory.
 
     Args:
-        directory: Run directory of rank 0.
+        alignment: Reads the files of the other ranks.
         history: History of rank 0. A rank with other parameters is not compared.
         has_own_batches: Whether each rank has batches of its own, so that equal ones are a fault.
     """
 
-    def __init__(self, directory: Path, history: History, *, has_own_batches: bool) -> None:
+    def __init__(self, alignment: Alignment, history: History, *, has_own_batches: bool) -> None:
         info, statistics = history.info, history.run.statistics
-        self._alignment = Alignment(directory, history)
+        self._alignment = alignment
         self._has_own_batches = has_own_batches
         self._columns = {name: i for i, name in enumerate(statistics)}
         self._rates = [i for i, name in enumerate(statistics) if name.startswith("lr.")]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from gradwatch.probe.activations.rules import ActivationRules, rules_of
 from gradwatch.probe.activations.saved_hooks import count_uses, may_have_hook
+from gradwatch.probe.device.dtensor import local_part
 from gradwatch.probe.graph.graph import LAYOUT, LEAF, NAMES, Node, operation
 from gradwatch.probe.graph.loss_rules import LINEAR
 from gradwatch.probe.nested import tensors_of
@@ -149,7 +150,7 @@ class FunctionalActivations:
         if raw is None or may_have_hook(raw, self._uses_of_hooks):
             return None
         try:
-            kept: Tensor = getattr(node, f"_saved_{name}")
+            kept = local_part(getattr(node, f"_saved_{name}"))
         except RuntimeError:  # freed by a backward, or overwritten since
             return None
         if function.module is None:

@@ -24,6 +24,7 @@ from gradwatch.probe.activations.functional import FunctionalActivations, Functi
 from gradwatch.probe.activations.rules import ActivationRules, rules_of
 from gradwatch.probe.batches.target_match import TargetMatch
 from gradwatch.probe.device import backend as kernels
+from gradwatch.probe.device.dtensor import local_part
 from gradwatch.probe.gradients.recurrence import RecurrenceProbe
 from gradwatch.probe.graph.graph import Node, uncollected
 from gradwatch.probe.inert_hook import inert_hook, remove_hooks, takes_hooks
@@ -68,9 +69,12 @@ def _before_forward(
 def _after_forward(
     probe: ActivationProbe, accumulator: ActivationAccumulator, module: nn.Module, inputs: Any, output: Any
 ) -> None:
+    if not probe.is_armed or not isinstance(output, torch.Tensor):
+        return
+    part = output if torch.compiler.is_compiling() else local_part(output)
     # an empty output has no mean
-    if probe.is_armed and isinstance(output, torch.Tensor) and output.numel() and has_plain_values(output):
-        probe.attempt(_add, accumulator, module, output)
+    if part.numel() and has_plain_values(part):
+        probe.attempt(_add, accumulator, module, part)
         if probe.functions:
             probe.functions.exclude(output)
 

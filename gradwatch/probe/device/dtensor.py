@@ -1,6 +1,4 @@
-"""Join the statistics of the parts of a distributed tensor (DTensor) over all processes, in one exchange."""
-
-# L = tensors, K = statistics that add up, R = processes
+"""Find the part of a distributed tensor (DTensor) on this process, and the ranks that hold the other parts."""
 
 from __future__ import annotations
 
@@ -11,11 +9,10 @@ from typing import Any
 
 import torch
 
+from gradwatch.probe.device import torch_reduce
+from gradwatch.probe.device.sync import to_ints
 from gradwatch.probe.device.torch_reduce import wide_dtype
-
-L2, ABSMAX, MEAN, STD, ZERO_FRAC, NONFINITE = range(6)  # rows of `torch_reduce.statistics`
-Spread = tuple[Any, tuple[int, ...]]
-"""A mesh of devices, and its dimensions over which a tensor is split."""
+from gradwatch.records import ShardInfo
 
 
 def is_distributed(tensor: torch.Tensor) -> bool:
@@ -38,7 +35,7 @@ def shares_batches(models: Iterable[torch.nn.Module]) -> bool:
     modules = [module for model in models for module in model.modules()]
     sharded: list[Any] = [param for module in modules for param in module.parameters(recurse=False)]
     # FSDP shards a parameter over one dimension of the mesh, and copies it over the others
-    dims = [sum(p.is_shard() for p in param.placements) for param in sharded if is_distributed(param)]
+    dims = [len(_split_dims(param)) for param in sharded if is_distributed(param)]
     return bool(dims) and (max(dims) > 1 or not any(gathers(module) for module in modules))
 
 
@@ -52,107 +49,67 @@ def has_values(tensor: torch.Tensor) -> bool:
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the part of a tensor on this process; the whole tensor if its parts are terms of a sum."""
+    """Return the part of a tensor on this process: its shard, or its term if the parts are terms of a sum."""
     if not is_distributed(tensor):
         return tensor
     distributed: Any = tensor.detach()
-    # no statistic of a sum follows from the statistics of its terms
-    if any(placement.is_partial() for placement in distributed.placements):
-        whole: torch.Tensor = distributed.full_tensor()
-        return whole
     part: torch.Tensor = distributed.to_local()
     return part
 
 
-def join_statistics(part_SL: torch.Tensor, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the statistics of whole tensors from the statistics of their local parts.
-
-    Every process must call this function with the same tensors in the same order. It takes one exchange per mesh.
+def find_shards(params: Sequence[torch.Tensor]) -> tuple[ShardInfo, ...]:
+    """Return which ranks hold parts of the parameters of this process, by set of ranks.
 
     Args:
-        part_SL: Statistics of each local part, of shape (6, L), in the order of `torch_reduce.statistics`.
-        tensors: The whole tensors.
-
-    Returns:
-        Statistics of the same shape, dtype and order.
+        params: Parameters in the order of the columns.
     """
-    row_SL = part_SL.clone()  # columns of tensors that are not split stay as they are
-    wide = wide_dtype(part_SL.device)
-    for (mesh, dims), columns in _spreads(tensors).items():
-        part_SC = part_SL[:, columns].to(wide)
-        numel_C = torch.tensor([local_part(tensors[i]).numel() for i in columns], dtype=wide).to(part_SL.device)
-        # of an empty part, mean, deviation and zero fraction are nan
-        mean_C, std_C, zeros_C = (torch.where(numel_C > 0, part_SC[i], 0.0) for i in (MEAN, STD, ZERO_FRAC))
-        # all rows but the last add up over processes, so one exchange is enough
-        sums_KC = torch.stack(
-            [
-                numel_C,
-                part_SC[L2].square(),
-                mean_C * numel_C,
-                (std_C.square() + mean_C.square()) * numel_C,
-                zeros_C * numel_C,
-                part_SC[NONFINITE],
-                part_SC[ABSMAX],
-            ]
-        )
-        gathered_RKC = _gather(sums_KC, mesh, dims)
-        n_C, squares_C, sum_C, mean_square_C, zero_C, nonfinite_C = gathered_RKC[:, :-1].sum(0)
-        whole_mean_C = sum_C / n_C
-        row_SL[:, columns] = torch.stack(
-            [
-                squares_C.sqrt(),
-                gathered_RKC[:, -1].amax(0),  # NaN if any part has NaN
-                whole_mean_C,
-                (mean_square_C / n_C - whole_mean_C.square()).clamp_min(0).sqrt(),
-                zero_C / n_C,
-                nonfinite_C,
-            ]
-        ).to(row_SL.dtype)
-    return row_SL
-
-
-def join_norms(part_KL: torch.Tensor, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return L2 norms of whole tensors from the norms of their local parts; see `join_statistics`.
-
-    Args:
-        part_KL: Any number of norms of each local part.
-        tensors: The whole tensors.
-    """
-    row_KL = part_KL.clone()
-    for (mesh, dims), columns in _spreads(tensors).items():
-        row_KL[:, columns] = _gather(part_KL[:, columns].square(), mesh, dims).sum(0).sqrt()
-    return row_KL
-
-
-def join_counts(part_B: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Return counts over a whole tensor from the counts over its local part; see `join_statistics`."""
-    for mesh, dims in _spreads([tensor]):
-        part_B = _gather(part_B, mesh, dims).sum(0)
-    return part_B
-
-
-def _spreads(tensors: Sequence[torch.Tensor]) -> dict[Spread, list[int]]:
-    """Return the indices of split tensors, by mesh and by the dimensions of the mesh over which they are split."""
-    spreads: defaultdict[Spread, list[int]] = defaultdict(list)
-    for i, tensor in enumerate(tensors):
-        if not is_distributed(tensor):
+    found: defaultdict[tuple[tuple[int, ...], bool], list[int]] = defaultdict(list)
+    for i, param in enumerate(params):
+        if not is_distributed(param):
             continue
-        distributed: Any = tensor
-        if any(placement.is_partial() for placement in distributed.placements):
-            continue  # `local_part` has made the tensor whole
-        dims = tuple(dim for dim, placement in enumerate(distributed.placements) if placement.is_shard())
-        if dims:
-            spreads[distributed.device_mesh, dims].append(i)
-    return spreads
+        dims = _split_dims(param)
+        ranks = _ranks(param, dims or range(len(_placements(param))))
+        if len(ranks) > 1:
+            found[ranks, bool(dims)].append(i)
+    shards = []
+    for (ranks, is_split), layers in found.items():
+        numels = tuple(local_part(params[i]).numel() for i in layers)
+        shards.append(ShardInfo(ranks=ranks, layers=tuple(layers), numels=numels, is_split=is_split))
+    return tuple(shards)
 
 
-def _gather(mine: torch.Tensor, mesh: Any, dims: tuple[int, ...]) -> torch.Tensor:
-    """Gather a tensor from all processes along some dimensions of a mesh, stacked along a new first dimension."""
-    gathered = mine[None]
-    # one dimension after the other multiplies the number of rows by its size
-    for dim in dims:
-        group = mesh.get_group(dim)
-        every = gathered.new_empty((group.size() * len(gathered), *mine.shape))
-        torch.distributed.all_gather_into_tensor(every, gathered.contiguous(), group=group)
-        gathered = every
-    return gathered
+def total_norm(grads: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the L2 norm of whole gradients. All processes must call it: the only collective of the monitor.
+
+    A loop calls it by `Monitor.observe`, to clip with the norm.
+    """
+    squares: dict[Any, torch.Tensor] = {}
+    for grad in grads:
+        is_term = is_distributed(grad) and any(p.is_partial() for p in _placements(grad))
+        whole: Any = grad
+        part = whole.full_tensor() if is_term else local_part(grad)
+        key = (whole.device_mesh, _split_dims(grad)) if is_distributed(grad) and not is_term else None
+        square = torch.linalg.vector_norm(torch_reduce.stored_values(part), dtype=wide_dtype(part.device)).square()
+        squares[key] = squares[key] + square.to(squares[key].device) if key in squares else square
+    for key, square in squares.items():
+        for dim in key[1] if key else ():
+            torch.distributed.all_reduce(square, group=key[0].get_group(dim))
+    device = grads[0].device if grads else torch.device("cpu")
+    return torch.stack([square.to(device) for square in squares.values()]).sum().sqrt() if squares else torch.zeros(())
+
+
+def _placements(tensor: Any) -> tuple[Any, ...]:
+    return tuple(tensor.placements)
+
+
+def _split_dims(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return the dimensions of its mesh over which a distributed tensor is split."""
+    # `is_shard` is false for the strided shards of FSDP over tensor parallelism
+    return tuple(i for i, p in enumerate(_placements(tensor)) if not (p.is_replicate() or p.is_partial()))
+
+
+def _ranks(tensor: Any, dims: Iterable[int]) -> tuple[int, ...]:
+    """Return the ranks along some dimensions of a tensor's mesh, through this process."""
+    mesh, place = tensor.device_mesh, tensor.device_mesh.get_coordinate()
+    index = tuple(slice(None) if i in dims else place[i] for i in range(mesh.ndim))
+    return tuple(sorted(to_ints(mesh.mesh[index].flatten())))

@@ -103,9 +103,11 @@ def empty(params: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def count(tensor: torch.Tensor, *, out_B: torch.Tensor) -> None:
-    """Write the histogram of a tensor of any layout, dtype and device, by torch operations."""
-    counts_B = dtensor.join_counts(_histogram(dtensor.local_part(tensor)), tensor)
-    out_B.copy_(counts_B, non_blocking=True)
+    """Write the histogram of a tensor of any layout, dtype and device, by torch operations.
+
+    A distributed tensor counts by its part on this process.
+    """
+    out_B.copy_(_histogram(dtensor.local_part(tensor)), non_blocking=True)
 
 
 def _histogram(tensor: torch.Tensor) -> torch.Tensor:

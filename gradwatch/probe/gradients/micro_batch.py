@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.utils.hooks import RemovableHandle
 
+from gradwatch.probe.device.dtensor import local_part
 from gradwatch.probe.inert_hook import inert_hook
 
 
@@ -24,7 +25,8 @@ class MicroBatchProbe:
 
     Attributes:
         norm: Norm of the gradient of the first micro-batch, on the gradient's device; None if it was not due, or not
-            measured. The loop has divided the loss by the number of micro-batches, and may have scaled it.
+            measured. Of distributed gradients, the parts on this process count. The loop has divided the loss by the
+            number of micro-batches, and may have scaled it.
     """
 
     def __init__(self, params: Sequence[Tensor]) -> None:
@@ -53,5 +55,5 @@ class MicroBatchProbe:
             Variable._execution_engine.queue_callback(self._read)
 
     def _read(self) -> None:
-        grads = [p.grad for p in self._params if p.grad is not None and not p.grad.is_sparse]
+        grads = [local_part(p.grad) for p in self._params if p.grad is not None and not p.grad.is_sparse]
         self.norm = nn.utils.get_total_norm(grads)

@@ -54,8 +54,8 @@ class GradientProbe:
         Returns:
             Tensor of shape (S, L), float32, on the device of the first parameter, in the order of `catalogue.PARAM`.
             The column of a gradient that is None is nan. A sparse gradient counts with its zeros, a complex gradient by
-            magnitude, a distributed gradient as a whole: all processes must read it. Norm, maximum, mean and std of a
-            gradient with NaN or Inf are NaN or Inf, as IEEE 754 defines. Norm, maximum and count of an empty gradient
+            magnitude, a distributed gradient by its part on this process. Norm, maximum, mean and std of a gradient
+            with NaN or Inf are NaN or Inf, as IEEE 754 defines. Norm, maximum and count of an empty gradient
             are 0, its mean, std and zero fraction nan.
         """
         if self._native is None:
@@ -90,7 +90,6 @@ class GradientProbe:
             grads = [g for i in indices if (g := self._params[i].grad) is not None]
             native = self._native if device.type == "cpu" else None
             part_SL = torch_reduce.statistics([dtensor.local_part(g) for g in grads], native=native)
-            part_SL = dtensor.join_statistics(part_SL, grads)
             part_SL[:4] *= inverse_scale  # norm, maximum, mean and std are linear; the other rows are counts
             index = on_device(tuple(indices), row_SL.device)
             row_SL.index_copy_(1, index, part_SL.to(row_SL.device, non_blocking=True))

@@ -61,7 +61,7 @@ class CopyUpdateProbe:
         Returns:
             Tensor of shape (2, L), float32, on the device of the first parameter: the L2 norm of the weight before the
             update, and the L2 norm of the update divided by the norm of the weight. The ratio is nan if the weight was
-            all zero or has values that are not finite.
+            all zero or has values that are not finite. Of a distributed weight, the part on this process counts.
         """
         assert self._is_armed, "before() must be called ahead of after()"
         self._is_armed = False
@@ -95,9 +95,6 @@ class CopyUpdateProbe:
             # in place, which needs no further memory; the sign does not matter to a norm
             torch._foreach_sub_(copies, [_real(self._params[i]) for i in indices])
             update_L = torch.stack(torch._foreach_norm(copies, 2, dtype=wide))
-            params = [self._params[i] for i in indices]
-            # before the division: norms of parts add up over processes, ratios do not
-            weight_L, update_L = dtensor.join_norms(torch.stack([weight_L, update_L]), params)
             ratio_L = update_L / weight_L
             ratio_L = torch.where(torch.isfinite(ratio_L), ratio_L, math.nan)
             index = on_device(tuple(indices), row_2L.device)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwatch.probe.device import backend as kernels
+from gradwatch.probe.device.dtensor import is_distributed
 from gradwatch.probe.device.sync import to_float
 
 RULES: dict[type[Optimizer], int] = {torch.optim.SGD: 0, torch.optim.Adam: 1, torch.optim.AdamW: 1}
@@ -120,4 +121,5 @@ def _is_traceable(group: dict[str, Any]) -> bool:
 
 
 def _is_plain(param: Tensor) -> bool:
-    return param.dtype == torch.float32 and param.device.type == "cpu" and param.layout == torch.strided
+    is_whole = not is_distributed(param)  # native code reads no other kind
+    return is_whole and param.dtype == torch.float32 and param.device.type == "cpu" and param.layout == torch.strided

@@ -1,39 +1,63 @@
-"""Tensors spread over processes: every process reads the statistics of the whole."""
+"""Tensors spread over processes: each process knows its part, and the ranks that hold the others."""
 
-import subprocess
-import sys
-
-import numpy as np
 import pytest
-import reference
-import sharded_worker
 import torch
+import torch.distributed as dist
 
-from gradwatch.probe.device.dtensor import gathers, has_values, is_distributed, local_part
-from gradwatch.probe.gradients.histograms import bin_edges
+from gradwatch.probe.device.dtensor import find_shards, gathers, has_values, is_distributed, local_part, shares_batches
+from gradwatch.records import ShardInfo
 
 
-@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
-def test_every_process_reads_the_statistics_of_whole_tensors(tmp_path):
-    command = [sys.executable, sharded_worker.__file__]
-    workers = [
-        subprocess.Popen([*command, str(rank), str(tmp_path)], stderr=subprocess.PIPE, text=True) for rank in range(2)
+@pytest.fixture
+def mesh():
+    """A mesh of 2 x 4 processes, seen by rank 5, of which no other exists."""
+    fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
+    from torch.distributed.device_mesh import init_device_mesh
+
+    dist.init_process_group("fake", store=fake.FakeStore(), rank=5, world_size=8)
+    yield init_device_mesh("cpu", (2, 4), mesh_dim_names=("outer", "inner"))
+    dist.destroy_process_group()
+
+
+def test_the_ranks_that_share_a_parameter_follow_from_its_placements(mesh):
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    def param(rows, on, *placements):
+        return torch.nn.Parameter(DTensor.from_local(torch.ones(rows, 2), on, placements, run_check=False))
+
+    params = [
+        torch.nn.Parameter(torch.ones(3)),
+        param(3, mesh, Replicate(), Shard(0)),
+        param(1, mesh, Shard(0), Shard(1)),
+        param(2, mesh["inner"], Replicate()),
+        param(0, mesh["inner"], Shard(0)),
     ]
-    errors = [worker.communicate(timeout=120)[1] for worker in workers]
-    assert [worker.returncode for worker in workers] == [0, 0], errors
 
-    wholes = sharded_worker.make_wholes()
-    grads = [sharded_worker.grad_of(whole) for whole in wholes]
-    expected_SL = np.stack([reference.gradient_statistics(grad) for grad in grads], axis=1)
-    weights = [float(whole.norm()) for whole in wholes]
-    ratios = [float((0.1 * grad).norm() / whole.norm()) for whole, grad in zip(wholes, grads, strict=True)]
-    ratios[1] = ratios[2] = np.nan  # of an infinite weight, and of none at all
-    counts_LB = np.stack([reference.histogram(grad, bin_edges()) for grad in grads])
-    for rank in range(2):
-        seen = np.load(tmp_path / f"{rank}.npz")
-        np.testing.assert_allclose(seen["row_SL"], expected_SL, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(seen["change_2L"], [weights, ratios], rtol=1e-5)
-        np.testing.assert_array_equal(seen["counts_LB"], counts_LB)
+    assert find_shards(params) == (
+        ShardInfo(ranks=(4, 5, 6, 7), layers=(1, 4), numels=(6, 0), is_split=True),
+        ShardInfo(ranks=(0, 1, 2, 3, 4, 5, 6, 7), layers=(2,), numels=(2,), is_split=True),
+        ShardInfo(ranks=(4, 5, 6, 7), layers=(3,), numels=(4,), is_split=False),
+    )
+
+
+def test_a_term_of_a_sum_is_a_part_without_the_other_terms(mesh):
+    from torch.distributed.tensor import DTensor, Partial
+
+    term = torch.ones(3)
+
+    assert (
+        local_part(DTensor.from_local(term, mesh["inner"], [Partial()], run_check=False)).data_ptr() == term.data_ptr()
+    )
+
+
+def test_ranks_share_batches_under_tensor_parallelism(mesh):
+    from torch.distributed.tensor import DTensor, Shard
+
+    linear = torch.nn.Linear(2, 2, bias=False)
+    assert not shares_batches([linear])
+    shard = DTensor.from_local(torch.ones(2, 2), mesh, [Shard(0), Shard(1)], run_check=False)
+    linear.weight = torch.nn.Parameter(shard)
+    assert shares_batches([linear])
 
 
 def test_a_plain_tensor_is_its_own_part():
