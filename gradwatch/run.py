@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from gradwatch.config.settings import with_settings
 from gradwatch.diagnose.rank import diagnose
 from gradwatch.history.disk.parquet import write_parquet
+from gradwatch.history.disk.ranks import rank_parts
 from gradwatch.history.disk.writer import read
 from gradwatch.history.store import Floats, History, Table
 from gradwatch.paths import user_path
@@ -51,6 +52,12 @@ class Run:
     def info(self) -> RunInfo:
         """Name, layers, settings and environment of the run."""
         return self.history.info
+
+    @functools.cached_property
+    def ranks(self) -> dict[int, Run]:
+        """The runs of all ranks of a distributed training, by rank. The part of a rank has only itself."""
+        parts = rank_parts(self.history.directory) if self.history.directory and not self.info.rank else {}
+        return {self.info.rank: self} | {rank: load_run(path) for rank, path in parts.items()}
 
     @property
     def findings(self) -> Lines[Finding]:

@@ -46,6 +46,16 @@ def command(
             rich_help_panel=STEPS,
         ),
     ] = None,
+    rank: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="R",
+            help="Rank of a distributed loop, to read its part of RUN.",
+            show_default=False,
+            rich_help_panel=STEPS,
+        ),
+    ] = None,
     locate: Annotated[
         bool | None,
         typer.Option(
@@ -65,6 +75,8 @@ def command(
     from gradwatch.replay.rerun import rerun
 
     run = run_or_newest(run, command="replay")
+    if rank is not None:
+        run = _part(run, rank)
     done = rerun(run, step=step, until=until)
     # the first bad step of several, else the replayed step
     bad = next((s.step for s in done.steps if not (math.isfinite(s.loss) and math.isfinite(s.norm))), None)
@@ -87,3 +99,15 @@ def command(
             output().print()
             print_located(output(), searched.located, step=searched.step, since=searched.since)
     raise typer.Exit(0 if done.is_same else FINDINGS)
+
+
+def _part(run: Path, rank: int) -> Path:
+    from gradwatch.errors import RunError
+    from gradwatch.history.disk.ranks import rank_parts
+
+    parts = {0: run} | rank_parts(run)
+    if rank not in parts:
+        raise RunError(f"--rank: got {rank}, expected one of {', '.join(map(str, parts))}, the recorded ranks of {run}")
+    if rank and (run / "config.yaml").is_file():
+        raise RunError(f"--rank: got {rank}, expected 0: a training from a config is replayed in one process ({run})")
+    return parts[rank]

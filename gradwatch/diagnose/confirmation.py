@@ -9,6 +9,7 @@ from pathlib import Path
 from gradwatch.diagnose.case import Case
 from gradwatch.diagnose.causes import Cause
 from gradwatch.events import INCIDENT
+from gradwatch.history.disk.ranks import part_of, saved_steps
 from gradwatch.history.store import History
 from gradwatch.records import Finding, Remedy, RunInfo, Severity
 
@@ -29,12 +30,22 @@ def confirmation(cause: Cause, case: Case, history: History, *, remedies: Sequen
     if not case.is_own_loop:
         return text, _config_command(cause, case, history, remedies) if run else ""
     if not cause.is_confirmed_by_rerun:
-        return text, ""
+        return (text, "") if run is None else _of_rank(text, case, run)
     if run and (step := _incident_step(history, case.findings)) is not None:
         return f"{text} {OWN_STEP}", rerun_code(history, step)
     where = f"runs/{case.info.name}" if run is None else str(run)
     models = _models(case.info)
     return f"{text} {NOT_KEPT}", f'monitor = gradwatch.watch({models}, optimizer, run="{where}", record=True)'
+
+
+def _of_rank(text: str, case: Case, run: Path) -> tuple[str, str]:
+    """Return how to run a saved step of another rank again, if a finding names the rank and the step."""
+    for finding in case.findings:
+        rank = next((int(q.value) for q in finding.evidence if q.key == "rank"), 0)
+        saved = saved_steps(part_of(run, rank)) if rank and finding.kind == "rank-non-finite" else []
+        if finding.since in saved:
+            return f"{text} {OWN_STEP}", _call(part_of(run, rank), saved.index(finding.since), case.info)
+    return text, ""
 
 
 def rerun_code(history: History, step: int) -> str:
@@ -47,12 +58,16 @@ def rerun_code(history: History, step: int) -> str:
         step: Step of an incident.
     """
     steps = sorted(event.step for event in history.events if event.kind == INCIDENT.name)
-    saved = f'gradwatch.incidents("{history.directory}")[{steps.index(step)}]'
-    script = Path(history.info.script)
+    return _call(history.directory, steps.index(step), history.info)
+
+
+def _call(run: Path | None, index: int, info: RunInfo) -> str:
+    saved = f'gradwatch.incidents("{run}")[{index}]'
+    script = Path(info.script)
     if not script.stem.isidentifier():
-        return f"print({saved}.locate(step, model={_models(history.info)}))"
+        return f"print({saved}.locate(step, model={_models(info)}))"
     owner = f"{script.stem}."
-    call = f"{saved}.locate({owner}step, model={_models(history.info, owner)})"
+    call = f"{saved}.locate({owner}step, model={_models(info, owner)})"
     program = f"import gradwatch, {script.stem}; print({call})"
     folder = f"PYTHONPATH={shlex.quote(str(script.parent))} " if script.parent != Path() else ""
     return f"{folder}python -c {shlex.quote(program)}"

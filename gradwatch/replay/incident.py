@@ -19,6 +19,7 @@ from torch import nn
 from gradwatch.errors import CheckpointError, GradwatchError, RunError
 from gradwatch.history.disk.findings import FINDINGS
 from gradwatch.history.disk.header import Header
+from gradwatch.history.disk.ranks import rank_parts
 from gradwatch.incident.writing import FACTS, FOLDER, FORMAT
 from gradwatch.paths import user_path
 from gradwatch.records import Finding, Lines
@@ -33,6 +34,8 @@ from gradwatch.train.step import to_device
 
 CONFIG = "config.yaml"
 """File of a run directory that only a training from a config has."""
+WRAPPERS = ("module.", "_orig_mod.")
+"""Prefixes that DistributedDataParallel and torch.compile add to the names of the model that they wrap."""
 TO_COPY = "allow more memory with record=gradwatch.incident.StepRecord(memory_mb=...), and run the loop again"
 
 
@@ -109,7 +112,8 @@ class Incident:
 
         Args:
             step: Function of the batch that returns the loss, as for `gradwatch.locate`.
-            model: The model or models, as they were passed to `watch`.
+            model: The model or models, as they were passed to `watch`, or without the wrapper of
+                DistributedDataParallel or torch.compile. One process is enough.
             jump: As in `gradwatch.locate`.
 
         Returns:
@@ -142,6 +146,9 @@ class Incident:
             doubts.append(f"the model was copied before step {copied}; record=True copies it at each step")
         if (count := self.facts.get("micro_batches", 1)) > 1:
             doubts.append(f"the step had {count} micro-batches, and only the last one was saved")
+        if others := rank_parts(self._run):
+            steps = f"gradwatch.incidents('{next(iter(others.values()))}')"
+            doubts.append(f"averaged gradients carry a NaN of another rank, whose steps are in {steps}")
         return "; ".join(doubts)
 
     @property
@@ -211,6 +218,17 @@ def _check_call(step: Step, batch: tuple[Any, ...], path: Path) -> None:
         ) from error
 
 
+def _unwrapped(saved: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
+    """Return saved tensors under the names of a model that lacks a wrapper, or has one that was added later."""
+    own, names = model.state_dict().keys(), dict(saved)
+    for prefix in WRAPPERS:
+        if names.keys() != own and {f"{prefix}{name}" for name in own} == names.keys():
+            names = {name.removeprefix(prefix): tensor for name, tensor in names.items()}
+        elif names.keys() != own and {f"{prefix}{name}" for name in names} == own:
+            names = {f"{prefix}{name}": tensor for name, tensor in names.items()}
+    return names
+
+
 @contextlib.contextmanager
 def _restored(models: Mapping[str, nn.Module], state: Mapping[str, Any], path: Path) -> Iterator[None]:
     """Give the models and the random generators their saved states, and put them back on exit."""
@@ -222,7 +240,7 @@ def _restored(models: Mapping[str, nn.Module], state: Mapping[str, Any], path: P
     try:
         for name, each in models.items():
             try:
-                each.load_state_dict(saved[name])
+                each.load_state_dict(_unwrapped(saved[name], each))
             except RuntimeError as error:  # names or shapes
                 raise GradwatchError(f"model: the weights in {path} do not fit it: {error}") from error
         set_random_state(state["random"])

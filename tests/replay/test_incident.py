@@ -9,6 +9,7 @@ from poisoned import STEP, poisoned
 from torch import nn
 
 import gradwatch
+from gradwatch.cli import main
 from gradwatch.errors import GradwatchError, RunError
 from gradwatch.incident import StepRecord
 from gradwatch.replay.locate.bad_operation import Blame
@@ -39,9 +40,9 @@ def step_of(model, losses):
     return step
 
 
-def loop(run, *, record=True, batch=lambda *parts: parts, accumulate=1):
+def loop(run, *, record=True, batch=lambda *parts: parts, accumulate=1, wrap=lambda model: model):
     """Train until a few steps after a sample of two equal points; return the model and all losses."""
-    model, losses = Distance(), []
+    model, losses = wrap(Distance()), []
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     step = step_of(model, losses)
     with gradwatch.watch(model, optimizer, run=run, record=record, accumulate=accumulate, on_finding=None) as monitor:
@@ -92,6 +93,45 @@ def test_a_fresh_model_of_another_process_will_do(saved):
     fresh = Distance()
 
     assert saved[2].locate(step_of(fresh, []), model=fresh).samples == (SAMPLE,)
+
+
+def test_replay_of_a_rank_shows_the_code_that_runs_its_saved_step_again(tmp_path, capsys):
+    loop(tmp_path / "run/ranks/1")
+
+    def replay(*arguments):
+        return main(["replay", str(tmp_path / "run"), *arguments]), " ".join(capsys.readouterr().err.split())
+
+    code, said = replay("--rank", "1", "--step", str(BAD))
+    assert code == 2
+    assert f'gradwatch.incidents("{tmp_path}/run/ranks/1")[0].locate(' in said
+    assert f"it saved the steps {BAD}" in replay("--rank", "1", "--step", "1")[1]
+    assert "--rank: got 2, expected one of 0, 1" in replay("--rank", "2")[1]
+
+
+class Wrapper(nn.Module):
+    """Adds the prefix that DistributedDataParallel adds to the names of a model."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args):
+        return self.module(*args)
+
+
+def test_the_model_of_a_rank_runs_without_its_wrapper(tmp_path):
+    loop(tmp_path / "run/ranks/1", wrap=Wrapper)
+    (incident,) = gradwatch.incidents(tmp_path / "run/ranks/1")
+    inner, outer = Distance(), Wrapper(Distance())
+
+    assert incident.locate(step_of(inner, []), model=inner).samples == (SAMPLE,)
+    assert incident.locate(step_of(outer, []), model=outer).samples == (SAMPLE,)
+
+
+def test_the_model_of_a_saved_step_may_be_wrapped_later(saved):
+    outer = Wrapper(Distance())
+
+    assert saved[2].locate(step_of(outer, []), model=outer).samples == (SAMPLE,)
 
 
 def test_without_a_batch_the_step_gets_the_inputs_of_the_model(tmp_path):

@@ -42,6 +42,7 @@ class RunSummary:
         ending: How the run ended; `killed` if its header says `running` and no process writes to it.
         steps: Optimizer steps done.
         total_steps: Planned optimizer steps, or None if unknown.
+        world_size: Number of ranks of the training.
         loss: Training loss at the newest step; nan if it was not finite or there is no step.
         val_loss: Newest validation loss, or nan.
         val_accuracy: Newest validation accuracy, 0..1, or nan.
@@ -54,6 +55,7 @@ class RunSummary:
     ending: Ending
     steps: int
     total_steps: int | None
+    world_size: int
     loss: float
     val_loss: float
     val_accuracy: float
@@ -99,6 +101,7 @@ def summarize(directory: Path) -> RunSummary:
         ending=_ending(directory, header),
         steps=steps,
         total_steps=info.total_steps,
+        world_size=info.world_size,
         found=_worst_severities(directory),
         **final,
     )

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from gradwatch.history.disk.ranks import part_of
 from gradwatch.monitor.setup.run_directory import OpenRun, open_run
 from gradwatch.paths import user_path
-from gradwatch.pipeline.ranks.alignment import FOLDER
 from gradwatch.records import RunInfo
 
 WAIT = datetime.timedelta(seconds=20)
@@ -48,7 +48,7 @@ def open_shared_run(
         return opened
     try:
         store.wait([key], WAIT)
-        part = Path(store.get(key).decode()) / FOLDER / str(info.rank)
+        part = part_of(Path(store.get(key).decode()), info.rank)
     except RuntimeError as error:  # DistError is one
         text = f"rank {info.rank} keeps its history in memory: rank 0 has not called watch(run={str(run)!r}) ({error})"
         warnings.warn(f"gradwatch: {text}", RuntimeWarning, stacklevel=4)

@@ -13,6 +13,7 @@ from gradwatch.errors import RunError
 from gradwatch.history.disk.claim import claim_free, clear, refuse_trained
 from gradwatch.history.disk.header import NAME, Header
 from gradwatch.history.disk.lock import Lock
+from gradwatch.history.disk.ranks import name_of
 from gradwatch.history.disk.run_summary import count_steps
 from gradwatch.history.disk.writer import Writer
 from gradwatch.history.store import History
@@ -69,7 +70,7 @@ def _begin(
     directory: Path, info: RunInfo, *, groups: int, first_step: int = 0, held_lock: Lock | None = None
 ) -> OpenRun:
     """Begin a new run in a claimed directory."""
-    history = History(replace(info, name=directory.name), groups=groups)
+    history = History(replace(info, name=name_of(directory, info.rank)), groups=groups)
     writer = Writer(directory, history, held_lock=held_lock)
     recorder = BestEffortWriter(writer, directory=directory, history=history)
     return OpenRun(history=history, directory=directory, writer=recorder, first_step=first_step)
@@ -104,7 +105,11 @@ def _continue(directory: Path, header: Header, info: RunInfo, *, first_step: int
     # the columns of the activations are fixed, and `versions` names the version that wrote the statistics
     then = header.info
     history.info = replace(
-        info, name=directory.name, created=then.created, activations=then.activations, versions=then.versions
+        info,
+        name=name_of(directory, info.rank),
+        created=then.created,
+        activations=then.activations,
+        versions=then.versions,
     )
     recorder = BestEffortWriter(writer, directory=directory, history=history)
     recorder.rewrite_header()

@@ -13,13 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch import catalogue
+from gradwatch.history.disk.ranks import part_of
 from gradwatch.history.disk.tail import Tail
 from gradwatch.history.store import Floats, History, Rows
 from gradwatch.pipeline.ranks.whole_statistics import join_shard
 from gradwatch.records import Event, RunInfo
 
-FOLDER = "ranks"
-"""Folder of a run directory with a run directory for each rank but the first."""
 STALLED_S = 30.0
 """A rank that has written no step for this time is no longer waited for."""
 MAX_WAITING = 4096
@@ -71,7 +70,7 @@ class Alignment:
         world_size = history.info.world_size
         self._statistics = history.run.statistics
         self._names = [layer.name for layer in history.info.layers]
-        self._tails = {rank: Tail(directory / FOLDER / str(rank)) for rank in range(1, world_size)}
+        self._tails = {rank: Tail(part_of(directory, rank)) for rank in range(1, world_size)}
         self._waiting: dict[int, dict[int, ComparedStep]] = {rank: {} for rank in range(world_size)}
         self._info = history.info
         # the statistics of whole parameters follow from all of them

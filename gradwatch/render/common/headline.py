@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from rich.text import Text
 
+from gradwatch.history.disk.ranks import ranks_text
 from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Severity
 from gradwatch.render.common import format as units
@@ -40,10 +41,10 @@ def headline(history: History, diagnoses: Sequence[Diagnosis], signs: Glyphs, *,
         return [Text(GAP).join((Text(health(history), "bold"), name)), *ended]
     run = run_stats(history)
     if found:
-        facts = [name, _length(history, run), *_learning(history, run, signs), *_cost(run)]
+        facts = [name, _length(history, run), *_ranks(history), *_learning(history, run, signs), *_cost(run)]
         return [*_problems(history, found, signs, width), *ended, *packed(facts, width=width)]
     verdict = Text.assemble(mark(None, signs), " ", (health(history), OK))
-    first = packed([verdict, name, _length(history, run)], width=width, indent="")
+    first = packed([verdict, name, _length(history, run), *_ranks(history)], width=width, indent="")
     rest = [line for facts in (_learning(history, run, signs), _cost(run)) for line in packed(facts, width=width)]
     short = too_short_for(history)
     waits = [Text(f"{GAP}too short for: {', '.join(short)}")] if short else []
@@ -103,6 +104,10 @@ def _length(history: History, run: RunStats) -> Text:
     text = Text(units.plural(run.steps, "step"))
     text.append(f" of {total:,}" if total and total != run.steps else "")
     return text.append(f" in {units.duration(run.seconds)}" if np.isfinite(run.seconds) else "")
+
+
+def _ranks(history: History) -> list[Text]:
+    return [Text(text)] if (text := ranks_text(history)) else []
 
 
 def _learning(history: History, run: RunStats, signs: Glyphs) -> list[Text]:

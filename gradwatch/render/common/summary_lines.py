@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gradwatch.events import LEFT_OUT
+from gradwatch.history.disk.ranks import ranks_text
 from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Finding, Severity
 from gradwatch.render.common import format as units
@@ -37,6 +38,8 @@ def summary_lines(history: History, diagnoses: Sequence[Diagnosis], *, run_dir: 
         return [f"no step was recorded.{way_out}"]
     problems, over = ([f for f in of if f.severity > Severity.INFO] for of in (history.findings, history.withdrawn))
     lines = [_headline(history, problems)]
+    if ranks := ranks_text(history):
+        lines.append(ranks)
     if over:
         more = f" and {len(over) - 1:,} more" if len(over) > 1 else ""
         lines.append(f"withdrawn: {over[0].life}{more}")

@@ -5,7 +5,7 @@ NaN, infinite or unknown is null.
 
     version     1
     runs        list of {path, name, verdict, status, ending: {kind, reason, sentence}, created, age_s, steps,
-                total_steps, loss, val_loss, val_accuracy, findings: {kind: severity}};
+                total_steps, world_size, loss, val_loss, val_accuracy, findings: {kind: severity}};
                 verdict is "healthy", "warning", "critical", or "unknown" without a step;
                 status is "finished", "interrupted", "failed", "running" or "killed"
     damaged     list of {path, problem}
@@ -117,7 +117,7 @@ def lines(runs: Sequence[RunSummary], *, now: datetime.datetime) -> str:
                 run.status,
                 word(run.worst_severity, steps=run.steps),
                 *(cell.plain for cell in cells),
-                run.ending.sentence(run.steps),
+                run.ending.sentence(run.steps) + (f", {run.world_size} ranks" if run.world_size > 1 else ""),
             ]
         )
     return "".join("\t".join(row) + "\n" for row in rows)
@@ -154,7 +154,8 @@ def _health(run: RunSummary, signs: Glyphs) -> Text:
 
 
 def _name(run: RunSummary, width: int) -> Text:
-    ended = "" if run.ending.kind == "finished" else f"  {run.ending.word}"
+    ranks = f"  {run.world_size} ranks" if run.world_size > 1 else ""
+    ended = ranks + ("" if run.ending.kind == "finished" else f"  {run.ending.word}")
     return Text.assemble((_cut(run.name, max(12, width - len(ended))), "bold"), (ended, "dim"))
 
 
@@ -199,6 +200,7 @@ def _plain(run: RunSummary, now: datetime.datetime) -> dict[str, Any]:
         "age_s": (now - run.created).total_seconds(),
         "steps": run.steps,
         "total_steps": run.total_steps,
+        "world_size": run.world_size,
         **{name: getattr(run, name) for name in FINAL},
         "findings": {kind: str(severity) for kind, severity in run.found.items()},
     }

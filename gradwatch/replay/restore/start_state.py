@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
+from gradwatch.diagnose.confirmation import rerun_code
 from gradwatch.errors import RunError
+from gradwatch.history.disk.header import NAME
 from gradwatch.history.disk.writer import read
 from gradwatch.history.store import History
 from gradwatch.incident import warrants_incident
@@ -58,7 +60,7 @@ def find_start_state(run: Path, step: int | None = None) -> StartState:
     if not (run / "config.yaml").is_file():
         raise RunError(
             f"{run}: not a run of `gradwatch train` (no config.yaml), and only such a run can be replayed "
-            "from its directory; read an incident of your own loop with gradwatch.incidents"
+            f"from its directory; {_own_way(run, step)}"
         )
     found = incidents(run)
     if step is None:
@@ -90,6 +92,16 @@ def recorded(source: StartState) -> dict[str, Any]:
         kept: dict[str, Any] = source.incident.state()["rows"]
         return kept
     return rows(read(source.run), first=source.begins_at)
+
+
+def _own_way(run: Path, step: int | None) -> str:
+    """Return how to run a step of the user's own loop again."""
+    saved = incidents(run) if (run / NAME).is_file() else ()
+    steps = [one.step for one in saved if step in (None, one.step)]
+    if not steps:
+        only = f"; it saved the steps {', '.join(str(one.step) for one in saved)}" if saved else ""
+        return f"read an incident of your own loop with gradwatch.incidents{only}"
+    return f"step {steps[0]} of your own loop runs again with: {rerun_code(read(run), steps[0])}"
 
 
 def _without_incident(history: History) -> str:

@@ -7,17 +7,17 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from gradwatch.history.disk import ranks as rank_parts
 from gradwatch.history.store import History
 from gradwatch.monitor.ranks.reader import RankReader
 from gradwatch.pipeline.pipeline import Pipeline
-from gradwatch.pipeline.ranks.alignment import FOLDER
 from gradwatch.pipeline.ranks.comparison import RankComparison
 from gradwatch.train.parallel.ranks import Ranks
 
 
 def part_of(directory: Path, ranks: Ranks | None) -> Path:
     """Return the directory that this rank records in: the run directory, or a folder in it."""
-    return directory if ranks is None or ranks.is_first else directory / FOLDER / str(ranks.rank)
+    return directory if ranks is None else rank_parts.part_of(directory, ranks.rank)
 
 
 def comparison(directory: Path, history: History, ranks: Ranks | None) -> RankComparison | None:
