@@ -41,7 +41,7 @@ def shares_batches(models: Iterable[torch.nn.Module]) -> bool:
 
 def has_values(tensor: torch.Tensor) -> bool:
     """Return whether a tensor has memory: reading a tensor with freed storage ends the process."""
-    part = local_part(tensor.detach())
+    part = local_part(tensor).detach()
     # FSDP frees storage and keeps the tensor: then there are elements, but no bytes
     if part.is_meta:
         return False
@@ -52,8 +52,9 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """Return the part of a tensor on this process: its shard, or its term if the parts are terms of a sum."""
     if not is_distributed(tensor):
         return tensor
-    distributed: Any = tensor.detach()
-    part: torch.Tensor = distributed.to_local()
+    distributed: Any = tensor
+    with torch.no_grad():  # then it is no operation of autograd, which takes 0.1 ms
+        part: torch.Tensor = distributed.to_local()
     return part
 
 

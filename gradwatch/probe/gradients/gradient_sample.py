@@ -69,7 +69,7 @@ def _written(grad: Tensor) -> tuple[int, int]:
 
 def _leading(grad: Tensor) -> Tensor | None:
     """Return the leading numbers of a gradient, or None if it has few of them or no fixed storage."""
-    part = local_part(grad.detach())
+    part = local_part(grad).detach()
     if part.layout != torch.strided or part.is_complex() or part.numel() < MIN_NUMBERS:
         return None
     while part.ndim > 1:  # rather than flatten all of it, which may copy it

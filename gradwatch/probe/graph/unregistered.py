@@ -162,7 +162,7 @@ def _parameters(value: Any, *, depth: int = 2) -> Iterator[Tensor]:
 
 
 def _norm(grad: Tensor) -> float:
-    return to_float(torch.linalg.vector_norm(stored_values(local_part(grad.detach())).float()))
+    return to_float(torch.linalg.vector_norm(stored_values(local_part(grad).detach()).float()))
 
 
 def _state(param: Tensor) -> tuple[int, bytes]:

@@ -108,7 +108,7 @@ def _real(weight: torch.Tensor) -> torch.Tensor:
 
     Half precision is widened, because the difference of two halves would be rounded again.
     """
-    weight = dtensor.local_part(weight.detach())
+    weight = dtensor.local_part(weight).detach()
     if weight.is_complex():
         weight = torch.view_as_real(weight.resolve_conj())
     return weight if weight.dtype in (torch.float32, torch.float64) else weight.float()

@@ -72,7 +72,7 @@ def fingerprints(params: Sequence[Tensor]) -> list[bytes]:
 
 
 def _sum_and_norm(param: Tensor) -> Tensor:
-    wide, values = wide_dtype(param.device), stored_values(local_part(param.detach()))
+    wide, values = wide_dtype(param.device), stored_values(local_part(param).detach())
     values = values if values.dtype in (torch.float32, torch.float64) else values.float()
     return torch.stack([values.sum(dtype=wide), torch.linalg.vector_norm(values, dtype=wide)])
 
