@@ -97,6 +97,11 @@ class Pipeline:
         """Processor time that the worker has used so far."""
         return self._worker.cpu_s
 
+    @property
+    def is_holding(self) -> bool:
+        """Whether a row waits for the other ranks."""
+        return self._shards is not None and self._shards.is_holding
+
     def feed(
         self,
         step: int,

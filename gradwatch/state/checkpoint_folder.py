@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -14,10 +15,14 @@ from typing import Any, Self, final
 from torch import Tensor
 
 from gradwatch.errors import CheckpointError
-from gradwatch.state import codec, safetensors_file
+from gradwatch.state import codec, safetensors_file, sharded
 
-FORMAT = 1
+FORMAT = 2
 """Format version, raised with every change that an older gradwatch could not read."""
+OF_ONE_RANK = 1
+"""Format version of a checkpoint of one rank, which has not changed."""
+RANKS = "ranks"
+"""Folder with a folder for each rank but the first."""
 MANIFEST, STATE, TENSORS = "manifest.json", "state.json", "tensors.safetensors"
 
 
@@ -33,16 +38,27 @@ class Manifest:
     Args:
         step: Number of optimizer steps completed when the checkpoint was written.
         best: Whether the checkpoint was the best of the run so far.
+        ranks: Number of ranks that wrote the checkpoint.
         files: Size in bytes and SHA-256 of each file, by file name.
     """
 
     step: int
     best: bool
+    ranks: int
     files: dict[str, dict[str, Any]]
 
 
-def write(folder: Path, data: Any, tensors: Mapping[str, Tensor], *, step: int, best: bool) -> None:
-    """Write a checkpoint into an empty folder, and return when all files are on the disk.
+def write(
+    folder: Path,
+    data: Any,
+    tensors: Mapping[str, Tensor],
+    *,
+    step: int,
+    best: bool,
+    ranks: int = 1,
+    shards: Iterable[Path] = (),
+) -> None:
+    """Write a checkpoint, or the part of a rank, into a folder, and return when all files are on the disk.
 
     Args:
         folder: Empty folder.
@@ -50,8 +66,10 @@ def write(folder: Path, data: Any, tensors: Mapping[str, Tensor], *, step: int, 
         tensors: Tensors from `codec.encode`, by name.
         step: Number of optimizer steps completed.
         best: Whether the checkpoint is the best of the run so far.
+        ranks: Number of ranks that write the checkpoint.
+        shards: Files that this rank has already written.
     """
-    entries = {}
+    entries = {os.path.relpath(path, folder): _entry(path) for path in shards}
     with _HashedFile(folder / TENSORS) as file:
         safetensors_file.write(file, tensors)
     entries[TENSORS] = file.entry
@@ -59,8 +77,9 @@ def write(folder: Path, data: Any, tensors: Mapping[str, Tensor], *, step: int, 
         file.write(json.dumps(data, allow_nan=False).encode())
     entries[STATE] = file.entry
     # the manifest comes last: it lists the checksums of the other files
+    of_ranks = {"format": FORMAT, "ranks": ranks} if ranks > 1 else {"format": OF_ONE_RANK}
     with _HashedFile(folder / MANIFEST) as file:
-        file.write(json.dumps({"format": FORMAT, "step": step, "best": best, "files": entries}, indent=1).encode())
+        file.write(json.dumps(of_ranks | {"step": step, "best": best, "files": entries}, indent=1).encode())
     sync(folder)
 
 
@@ -77,7 +96,8 @@ def manifest(folder: Path) -> Manifest:
             raise CheckpointError(
                 f"{folder}: format {data['format']} is newer than this gradwatch reads ({FORMAT}): update gradwatch"
             )
-        return Manifest(step=int(data["step"]), best=bool(data["best"]), files=dict(data["files"]))
+        ranks = int(data.get("ranks", 1))
+        return Manifest(step=int(data["step"]), best=bool(data["best"]), ranks=ranks, files=dict(data["files"]))
     except CheckpointError:  # a ValueError too: without this clause, a newer format would be reported as damage
         raise
     except FileNotFoundError as error:  # before OSError, its base class
@@ -87,26 +107,67 @@ def manifest(folder: Path) -> Manifest:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Verify the checksums of a checkpoint, and return its state.
+    """Verify the checksums of a checkpoint, and return its state with whole tensors: of several ranks, that of rank 0.
 
     Raises:
         DamagedError: The checkpoint differs from the written one.
         CheckpointError: A newer gradwatch wrote the checkpoint.
     """
-    expected = manifest(folder).files
-    try:
-        for name in (STATE, TENSORS):
-            _verify(folder / name, expected[name])
+    verify(folder)
+    with _damage():
+        state: dict[str, Any] = sharded.whole(read_part(folder), folder / sharded.FOLDER)
+        return state
+
+
+def verify(folder: Path, *, rank: int = 0, ranks: int = 1) -> None:
+    """Verify the checksums of a checkpoint; several ranks can share the work.
+
+    Raises:
+        DamagedError: The checkpoint differs from the written one.
+        CheckpointError: A newer gradwatch wrote the checkpoint.
+    """
+    for number in range(rank, manifest(folder).ranks, ranks):
+        part = part_of(folder, number)
+        expected = manifest(part).files
+        with _damage():
+            for name in dict.fromkeys((STATE, TENSORS, *expected)):
+                _verify(part / name, expected[name])
+
+
+def part_of(folder: Path, rank: int) -> Path:
+    """Return the folder with the part of a rank in a checkpoint."""
+    return folder / RANKS / str(rank) if rank else folder
+
+
+def read_part(folder: Path) -> dict[str, Any]:
+    """Return the state in a verified checkpoint or part of one; `codec.Sharded` stands for each sharded tensor.
+
+    Raises:
+        DamagedError: The state cannot be read.
+    """
+    with _damage():
         state = codec.decode(json.loads((folder / STATE).read_bytes()), safetensors_file.read(folder / TENSORS))
+        if not isinstance(state, dict):
+            raise DamagedError(f"{STATE} holds no mapping")
+        return state
+
+
+@contextlib.contextmanager
+def _damage() -> Iterator[None]:
+    """Report an error while a checkpoint is read as damage."""
+    try:
+        yield
     except DamagedError:  # a ValueError too: its text is already complete
         raise
     except FileNotFoundError as error:
         raise DamagedError(f"{Path(error.filename).name} is missing") from error
     except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
         raise DamagedError(f"it cannot be read ({type(error).__name__}: {error})") from error
-    if not isinstance(state, dict):
-        raise DamagedError(f"{STATE} holds no mapping")
-    return state
+
+
+def _entry(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return {"bytes": os.fstat(file.fileno()).st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def _verify(path: Path, expected: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ import collections
 import math
 import struct
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
@@ -20,6 +21,22 @@ from gradwatch.state.safetensors_file import DTYPE_NAMES
 MARK = "!"
 """Key that marks an encoded value. A mapping that contains this key is encoded too."""
 RESERVED = {"__metadata__"}  # safetensors keeps this name for itself
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Sharded:
+    """Stand for a tensor whose shards are in files of their own.
+
+    Args:
+        name: Name in these files.
+        shape: Shape of the whole tensor.
+        dtype: Its dtype.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
 
 
 def encode(state: Any, *, name: str = "state") -> tuple[Any, dict[str, Tensor]]:
@@ -78,6 +95,8 @@ class _Encoder:
             return self._mapping(value, path)
         if kind is Tensor:
             return self._tensor(value, path)
+        if kind is Sharded:
+            return {MARK: "sharded", "name": value.name, "shape": list(value.shape), "dtype": _dtype_name(value.dtype)}
         if kind is np.ndarray or isinstance(value, np.generic):
             return self._array(value, path)
         raise self._unknown(path, f"a {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot hold")
@@ -120,8 +139,8 @@ class _Encoder:
         else:
             # reshaped first: a tensor without dimensions cannot be viewed as a smaller dtype
             raw = plain.contiguous().reshape(-1).view(torch.uint8)
-            dtype = str(plain.dtype).removeprefix("torch.")
-            data = {MARK: "tensor", "name": self._add(raw, path), "dtype": dtype, "shape": list(plain.shape)}
+            dtype, shape = _dtype_name(plain.dtype), list(plain.shape)
+            data = {MARK: "tensor", "name": self._add(raw, path), "dtype": dtype, "shape": shape}
         self._views[view] = data
         return data
 
@@ -171,10 +190,18 @@ def _decode_tensor(data: dict[str, Any], tensors: Mapping[str, Tensor]) -> Tenso
     tensor = tensors[data["name"]]
     if "dtype" not in data:
         return tensor
-    dtype = getattr(torch, data["dtype"])
+    return tensor.view(_dtype(data["dtype"])).reshape(data["shape"])
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name)
     if not isinstance(dtype, torch.dtype):  # the name is from a file, and torch has attributes of every kind
-        raise ValueError(f"torch.{data['dtype']} is no dtype")
-    return tensor.view(dtype).reshape(data["shape"])
+        raise ValueError(f"torch.{name} is no dtype")
+    return dtype
 
 
 def _decode_array(data: dict[str, Any], tensors: Mapping[str, Tensor]) -> NDArray[Any]:
@@ -191,6 +218,7 @@ _DECODERS: dict[str, Callable[[dict[str, Any], Mapping[str, Tensor]], Any]] = {
     # through a dict: a Counter made from pairs would count the pairs
     "Counter": lambda data, tensors: collections.Counter(dict(_decode_items(data, tensors))),
     "tensor": _decode_tensor,
+    "sharded": lambda data, _: Sharded(data["name"], tuple(data["shape"]), _dtype(data["dtype"])),
     "array": _decode_array,
     # indexing with () turns an array without dimensions into a NumPy scalar
     "scalar": lambda data, tensors: _decode_array(data, tensors)[()],

@@ -7,9 +7,9 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -19,6 +19,7 @@ from gradwatch.state import checkpoint_folder, codec
 from gradwatch.state.checkpoint_folder import DamagedError
 
 UNFINISHED, REPLACED = ".tmp", ".old"
+T = TypeVar("T")
 SHOWN = 3
 """Most names that an error lists for each kind of mismatch."""
 
@@ -44,20 +45,34 @@ def save(root: Path, state: Mapping[str, Any], *, step: int, keep: int, best: bo
     """
     assert keep >= 1, "the newest checkpoint is always kept"
     data, tensors = codec.encode(dict(state))
-    final_path = root / f"step-{step:06d}"
-    work = final_path.with_name(final_path.name + UNFINISHED)
+    work = unfinished(root, step)
     needed = sum(t.numel() * t.element_size() for t in tensors.values())  # for the message if the disk is full
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        _clean(root)
-        best = best or _is_best(final_path)  # before _install replaces the old manifest
-        work.mkdir()
-        checkpoint_folder.write(work, data, tensors, step=step, best=best)
-        _install(work, final_path)
+        begin(work)
+        checkpoint_folder.write(work, data, tensors, step=step, best=best or was_best(root, step))
+        return finish(work, step=step, keep=keep)
     except OSError as error:
         shutil.rmtree(work, ignore_errors=True)  # give the space back: the disk may be full
         raise _unwritten(root, work, needed=needed, error=error) from error
-    _prune(root, step=step, keep=keep)
+
+
+def unfinished(root: Path, step: int) -> Path:
+    """Return the folder in which the checkpoint of a step is written."""
+    return root / f"step-{step:06d}{UNFINISHED}"
+
+
+def begin(work: Path) -> None:
+    """Create the folder of an unfinished checkpoint, after a cleanup of what a killed writer has left."""
+    work.parent.mkdir(parents=True, exist_ok=True)
+    _clean(work.parent)
+    work.mkdir()
+
+
+def finish(work: Path, *, step: int, keep: int) -> Path:
+    """Give a complete checkpoint its name, delete the checkpoints that are no longer needed, and return its folder."""
+    final_path = work.with_name(work.name.removesuffix(UNFINISHED))
+    _install(work, final_path)
+    _prune(work.parent, step=step, keep=keep)
     return final_path
 
 
@@ -74,6 +89,11 @@ def load(root: Path, *, step: int | None = None) -> tuple[int, dict[str, Any]]:
     Raises:
         CheckpointError: There is no checkpoint, or no good one.
     """
+    return load_with(_read, root, step=step)
+
+
+def load_with(read: Callable[[Path], T], root: Path, *, step: int | None = None) -> tuple[int, T]:
+    """Read the newest good checkpoint with a function of its folder that raises `DamagedError`; see `load`."""
     found = _folders(root)
     if step is not None:
         found = {s: path for s, path in found.items() if s == step}
@@ -84,7 +104,7 @@ def load(root: Path, *, step: int | None = None) -> tuple[int, dict[str, Any]]:
     problems = []
     for number, path in sorted(found.items(), reverse=True):
         try:
-            state = checkpoint_folder.read(path)
+            state = read(path)
         except DamagedError as error:
             problems.append(f"{path} is damaged: {error}")
             continue
@@ -92,6 +112,24 @@ def load(root: Path, *, step: int | None = None) -> tuple[int, dict[str, Any]]:
             warnings.warn("; ".join(problems) + f". Going back to {path}.", RuntimeWarning, stacklevel=2)
         return number, state
     raise CheckpointError("; ".join(problems) + f". There is no good checkpoint{' left' if step is None else ''}.")
+
+
+def joined_data(folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the position in a stream with the shards of all ranks that wrote a checkpoint.
+
+    Args:
+        folder: Folder of the checkpoint.
+        data: Position of rank 0.
+    """
+    shards = dict(data["shards"])
+    for rank in range(1, checkpoint_folder.manifest(folder).ranks):
+        shards |= checkpoint_folder.read_part(checkpoint_folder.part_of(folder, rank))["data"]["shards"]
+    return {**data, "shards": shards}
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    state = checkpoint_folder.read(folder)
+    return state | {"data": joined_data(folder, state["data"])} if "data" in state else state
 
 
 def steps(root: Path) -> list[int]:
@@ -180,6 +218,11 @@ def _folders(root: Path) -> dict[int, Path]:
             if not match[2] or number not in found:
                 found[number] = path
     return dict(sorted(found.items()))
+
+
+def was_best(root: Path, step: int) -> bool:
+    """Return whether a step has a checkpoint that was the best so far."""
+    return _is_best(root / f"step-{step:06d}")
 
 
 def _is_best(path: Path) -> bool:

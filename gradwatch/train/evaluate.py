@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -89,7 +91,7 @@ def _evaluate_on_ranks(stepper: Stepper, batches: Batches | StreamBatches, ranks
     counts: list[float] = []
     losses: list[float] = []
     right = labels = 0
-    for batch in batches.epoch(0):
+    for batch in batches.epoch(0) if isinstance(batches, Batches) else _in_step(batches, ranks):
         inputs, targets = to_device(tuple(batch), stepper.device)
         # every rank runs every pass: the parameters may be sharded
         outputs, loss = stepper.forward(inputs, targets)
@@ -107,3 +109,16 @@ def _evaluate_on_ranks(stepper: Stepper, batches: Batches | StreamBatches, ranks
         loss=float((count_RB * loss_RB).sum()) / counted if counted else math.nan,
         accuracy=float(right / labels) if labels else math.nan,
     )
+
+
+def _in_step(batches: StreamBatches, ranks: Ranks) -> Iterator[Any]:
+    """Yield the batches of a pass over a stream, with stand-ins on ranks whose part of the stream is shorter."""
+    batch, remaining = None, batches.epoch(0)
+    while True:
+        following = next(remaining, None)
+        if not ranks.any(following is not None):
+            return
+        batch = StandIn(batch) if following is None and batch is not None else following
+        if ranks.any(batch is None):
+            raise GradwatchError("data: the stream for validation has too few samples to give each rank a batch")
+        yield batch

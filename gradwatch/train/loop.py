@@ -182,6 +182,9 @@ def _windows(session: Session) -> Iterator[tuple[list[Batch], float]]:
         while progress.epoch == epoch and progress.rewinds == rewinds and progress.step < session.total_steps:
             began = time.perf_counter()
             window = list(itertools.islice(batches, session.config.train.accumulate))
+            if session.ranks and session.training.steps_per_epoch is None:
+                # the ranks must make equal numbers of passes, and their parts of a stream may differ in length
+                window = window[: int(min(row[0] for row in session.ranks.gather([len(window)])))]
             if not window:
                 _end_pass(session)
                 continue

@@ -36,7 +36,7 @@ from gradwatch.render import LogFormat
 from gradwatch.state.rng import random_state, set_random_state
 from gradwatch.train import checkpoint
 from gradwatch.train.evaluate import check_metrics
-from gradwatch.train.parallel import recording
+from gradwatch.train.parallel import recording, shared_checkpoint
 from gradwatch.train.parallel.ranks import Ranks, is_first
 from gradwatch.train.training_state import TrainingState, machine
 
@@ -90,8 +90,6 @@ class Session:
         if not self.is_rerun:
             for note in training.notes:
                 warnings.warn(note, stacklevel=2)
-        if training.is_sharded:
-            warnings.warn(f"train.parallel: {config.train.parallel} writes no checkpoint yet", stacklevel=2)
         if not (resume or self.is_rerun):  # earlier versions accepted runs whose metric is never measured
             check_metrics(config, training.data)
         self.is_watchful = config.train.on_critical != "continue" and not self.is_rerun
@@ -112,8 +110,10 @@ class Session:
             )
         if saved:  # last, since building the model and optimizer draws random numbers
             self.remember(saved)
+        if saved and "random" in saved:
             set_random_state(saved["random"])
-        if ranks and not ranks.is_first:  # all ranks have built equal weights; from here on, they draw unequal numbers
+        elif ranks and not ranks.is_first:
+            # all ranks have built equal weights; from here on, they draw unequal numbers
             torch.manual_seed(seed_of(config.run.seed, self.progress.step, ranks.rank))
 
     def remember(self, saved: Mapping[str, Any]) -> None:
@@ -128,13 +128,26 @@ class Session:
 
     def save(self, *, best: bool) -> None:
         """Write a checkpoint of everything that an exact resume needs."""
-        if self.is_rerun or not is_first(self.ranks):
-            return  # a replay must not change the run directory, and rank 0 saves for all
-        if self.training.is_sharded:
-            return  # `Session` has warned: no rank has the whole state
+        if self.is_rerun:
+            return  # a replay must not change the run directory
+        recording.complete_rows(self.pipeline, self.ranks)
         state = self.state() | {"history": self.pipeline.history.state(), "machine": machine(self.device)}
-        keep = self.config.train.checkpoint.keep
-        checkpoint.save(self.directory / "checkpoints", state, step=self.progress.step, keep=keep, best=best)
+        root, step, keep = self.directory / "checkpoints", self.progress.step, self.config.train.checkpoint.keep
+        if self.ranks:
+            shared_checkpoint.save(root, state, step=step, keep=keep, best=best, ranks=self.ranks)
+        else:
+            checkpoint.save(root, state, step=step, keep=keep, best=best)
+
+    def saved_state(self, step: int | None = None) -> dict[str, Any]:
+        """Read the newest checkpoint, or that of a step; on several ranks, all of them must call it.
+
+        Raises:
+            CheckpointError: There is no good checkpoint.
+        """
+        root = self.directory / "checkpoints"
+        if not self.ranks:
+            return checkpoint.load(root, step=step)[1]
+        return shared_checkpoint.load(root, self.model, self.optimizer, ranks=self.ranks, step=step)[1]
 
     def rewind(self, *, surviving: Container[str]) -> None:
         """Remove the recorded rows of steps that will run again, from `progress.step` on.
@@ -167,7 +180,7 @@ class Session:
                 f"{self.directory}: the run ended before its first checkpoint, so there is nothing to go on from; "
                 f"train it again: gradwatch train {self.directory / 'config.yaml'}"
             )
-        _, state = checkpoint.load(self.directory / "checkpoints")
+        state = self.saved_state()
         self.training.load(state)
         self.training.check_span()  # needs the loaded progress
         return state
@@ -244,9 +257,12 @@ class Session:
     def _pipeline(self, history: History, *, log_format: LogFormat, resumed_at: int | None) -> Pipeline:
         """Return the pipeline that ingests the rows; a replay has no sinks, and detectors only with a past."""
         looks = self.config.watch.enabled and (self.writer or self._past)
+        if history.info.shards and not is_first(self.ranks):
+            looks = None  # shards alone mislead: one without elements looks like a layer without gradient
         found_by = detectors(self.config.detect) if looks else ()
         if not self.writer:
             return Pipeline(history, detectors=found_by, sinks=(), writer=None)
+        ranks, shards = recording.comparison(self.directory, history, self.ranks)
         return Pipeline(
             history,
             detectors=found_by,
@@ -254,7 +270,8 @@ class Session:
             if is_first(self.ranks)
             else (),
             writer=self.writer,
-            ranks=recording.comparison(self.directory, history, self.ranks),
+            ranks=ranks,
+            shards=shards,
         )
 
     def _history(
@@ -268,19 +285,8 @@ class Session:
             history = History(info, groups=len(self.optimizer.param_groups))
             history.start_at(self.progress.step)
             return history, None
-        if not saved:
-            history = History(info, groups=len(self.optimizer.param_groups))
-            return history, Writer(folder, history)
-        writer, history = Writer.resume(folder, step=self.progress.step - 1)
-        history.restore(saved["history"])
-        # a resume may have changed train.steps or train.epochs, and older runs lack the data
-        history.info = replace(
-            history.info,
-            total_steps=self.total_steps,
-            data=info.data,
-            steps_per_epoch=info.steps_per_epoch,
-            settings=info.settings,
-        )
+        groups = len(self.optimizer.param_groups)
+        writer, history = recording.open_history(info, saved, folder=folder, step=self.progress.step, groups=groups)
         return history, writer
 
 

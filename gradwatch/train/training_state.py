@@ -287,11 +287,9 @@ def _batches(
     section = config.data
     common: dict[str, Any] = {"seed": config.run.seed, "workers": section.workers, "pin_memory": section.pin_memory}
     part = Part(rank=ranks.rank, world_size=ranks.world_size) if ranks else Part()
-    of_stream: Callable[..., StreamBatches] = partial(StreamBatches, **common)
+    of_stream: Callable[..., StreamBatches] = partial(StreamBatches, **common, part=part)
     of_dataset: Callable[..., Batches] = partial(Batches, **common, part=part)
     training: Batches | StreamBatches
-    if ranks and any(isinstance(data, IterableDataset) for data in (splits.train, splits.val)):
-        raise GradwatchError("data: an IterableDataset trains in one process, and there are several ranks")
     if isinstance(splits.train, IterableDataset):
         if problems := stream_problems(config, has_validation=splits.val is not None):
             raise ConfigError(problems)

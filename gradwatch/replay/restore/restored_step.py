@@ -14,7 +14,7 @@ from gradwatch.replay.restore.restored_session import restored_session, run_unti
 from gradwatch.replay.restore.start_state import find_start_state
 from gradwatch.state.rng import set_random_state
 from gradwatch.state.snapshot import Snapshot
-from gradwatch.train.batches import Indices
+from gradwatch.train.parallel.parts import Indices
 from gradwatch.train.recovery.incidents import position_of
 from gradwatch.train.session import Session
 from gradwatch.train.step import Batch, Stepper

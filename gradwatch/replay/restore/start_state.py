@@ -9,6 +9,7 @@ from typing import Any, final
 from gradwatch.diagnose.confirmation import rerun_code
 from gradwatch.errors import RunError
 from gradwatch.history.disk.header import NAME
+from gradwatch.history.disk.ranks import rank_parts
 from gradwatch.history.disk.writer import read
 from gradwatch.history.store import History
 from gradwatch.incident import warrants_incident
@@ -61,6 +62,11 @@ def find_start_state(run: Path, step: int | None = None) -> StartState:
         raise RunError(
             f"{run}: not a run of `gradwatch train` (no config.yaml), and only such a run can be replayed "
             f"from its directory; {_own_way(run, step)}"
+        )
+    if rank_parts(run):
+        raise RunError(
+            f"{run}: several ranks trained it, and a step of several ranks cannot be run again yet; train in one "
+            "process to record steps that can be replayed"
         )
     found = incidents(run)
     if step is None:

@@ -71,6 +71,18 @@ class Ranks:
         dist.broadcast(content, 0)
         return to_host(content).tobytes().decode()
 
+    def texts(self, text: str) -> list[str]:
+        """Return the text of each rank, in the order of the ranks."""
+        data = text.encode()
+        sizes = [int(row[0]) for row in self.gather([len(data)])]
+        mine = torch.zeros(max(sizes), dtype=torch.uint8, device="cpu")
+        if data:
+            mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        every = [torch.empty_like(mine) for _ in sizes]
+        if len(mine):
+            dist.all_gather(every, mine)
+        return [to_host(one)[:size].tobytes().decode() for one, size in zip(every, sizes, strict=True)]
+
     @contextlib.contextmanager
     def first_on_each_machine(self) -> Iterator[None]:
         """Let one rank of each machine pass before the others, such as to download the data."""

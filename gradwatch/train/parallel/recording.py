@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
+import time
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from gradwatch.history.disk import ranks as rank_parts
+from gradwatch.history.disk.writer import Writer
 from gradwatch.history.store import History
+from gradwatch.monitor import total_norm
 from gradwatch.monitor.ranks.reader import RankReader
 from gradwatch.pipeline.pipeline import Pipeline
+from gradwatch.pipeline.ranks.alignment import Alignment
 from gradwatch.pipeline.ranks.comparison import RankComparison
+from gradwatch.pipeline.ranks.shards import ShardJoin
+from gradwatch.records import RunInfo
 from gradwatch.train.parallel.ranks import Ranks
+
+WAIT_S = 0.01
+"""Seconds between two looks for the rows of other ranks."""
 
 
 def part_of(directory: Path, ranks: Ranks | None) -> Path:
@@ -20,11 +33,66 @@ def part_of(directory: Path, ranks: Ranks | None) -> Path:
     return directory if ranks is None else rank_parts.part_of(directory, ranks.rank)
 
 
-def comparison(directory: Path, history: History, ranks: Ranks | None) -> RankComparison | None:
-    """Return the comparison of all ranks, which rank 0 makes, or None."""
+def open_history(
+    info: RunInfo, saved: Mapping[str, Any] | None, *, folder: Path, step: int, groups: int
+) -> tuple[Writer, History]:
+    """Begin the history of a run, or continue the one in a folder.
+
+    Args:
+        info: Description of the run as it is now.
+        saved: State that the training continues from, or None at the start. Of a rank that was not part of the
+            training before, it has no history.
+        folder: Folder that this rank records in.
+        step: The next step.
+        groups: Number of param groups.
+    """
+    if not saved or "history" not in saved:
+        history = History(info, groups=groups)
+        if saved:
+            history.start_at(step)
+            _set_aside(folder)
+        return Writer(folder, history), history
+    writer, history = Writer.resume(folder, step=step - 1)
+    history.restore(saved["history"])
+    # a resume may have changed train.steps, train.epochs or the number of ranks, and older runs lack the data
+    history.info = replace(
+        history.info,
+        total_steps=info.total_steps,
+        data=info.data,
+        steps_per_epoch=info.steps_per_epoch,
+        settings=info.settings,
+        world_size=info.world_size,
+        shards=info.shards,
+    )
+    return writer, history
+
+
+def complete_rows(pipeline: Pipeline, ranks: Ranks | None) -> None:
+    """Wait until the rows of all steps are ingested, those of sharded parameters with the parts of all ranks."""
+    pipeline.finish()
+    if ranks:
+        ranks.any(False)  # each rank has written its rows
+        while pipeline.is_holding:
+            time.sleep(WAIT_S)
+            pipeline.finish()
+
+
+def _set_aside(folder: Path) -> None:
+    """Rename what an earlier rank of this number has recorded, if there is any."""
+    if folder.exists():
+        names = (folder.with_name(f"{folder.name}.earlier-{number}") for number in itertools.count(1))
+        folder.rename(next(name for name in names if not name.exists()))
+
+
+def comparison(
+    directory: Path, history: History, ranks: Ranks | None
+) -> tuple[RankComparison | None, ShardJoin | None]:
+    """Return what rank 0 does with the files of the other ranks: compare the ranks, and join sharded statistics."""
     if ranks is None or not ranks.is_first:
-        return None
-    return RankComparison(directory, history, has_own_batches=True)
+        return None, None
+    alignment = Alignment(directory, history)
+    shards = ShardJoin(alignment, history, total_norm) if history.info.shards else None
+    return RankComparison(alignment, history, has_own_batches=True), shards
 
 
 def reader(

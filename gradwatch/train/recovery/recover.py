@@ -116,7 +116,7 @@ def _saved(session: Session, step: int) -> dict[str, Any]:
     root = session.directory / "checkpoints"
     for number in sorted(checkpoint.steps(root), reverse=True):
         if number <= step:  # checkpoint N is the state before step N
-            return checkpoint.load(root, step=number)[1]
+            return session.saved_state(number)
     raise CheckpointError(
         f"train.on_critical: step {step} calls for a rewind, and there is no state from before it to go back to: "
         "no checkpoint, and no copy in memory; raise watch.record.memory_mb, or set train.checkpoint.every"

@@ -8,11 +8,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from gradwatch.errors import GradwatchError
-from gradwatch.train.batches import PREFETCH, Indices, as_read, pinned, start_worker
+from gradwatch.train.batches import PREFETCH, as_read, pinned, start_worker
+from gradwatch.train.parallel.parts import Indices, Part
 from gradwatch.train.streams.shard import Shard, ShardBatch, ShardPosition, check_sharding, is_sharded
 
 
@@ -25,13 +27,12 @@ class StreamBatches:
 
     Args:
         dataset: An IterableDataset.
-        batch_size: Samples in a batch.
+        batch_size: Samples in a batch of all ranks.
         seed: Seed of everything random in the dataset.
         drop_last: Whether to leave out the last batch of a shard if it is smaller than the others.
         workers: Processes that read ahead, one for each shard; 0 reads in this process.
         pin_memory: Whether to put batches into page-locked memory if there is a CUDA device.
-        rank: Number of this process among those that train together.
-        ranks: Number of these processes.
+        part: Part of each batch that this rank reads; by default, the whole batch.
     """
 
     def __init__(
@@ -43,14 +44,19 @@ class StreamBatches:
         drop_last: bool = False,
         workers: int = 0,
         pin_memory: bool = False,
-        rank: int = 0,
-        ranks: int = 1,
+        part: Part = Part(),  # noqa: B008 - frozen
     ) -> None:
+        if batch_size < part.world_size:
+            raise GradwatchError(
+                f"data.batch_size: got {batch_size} for {part.world_size} ranks, expected at least one sample for each "
+                "rank; the ranks share each batch"
+            )
         self.numbers: Indices | None = None
-        self._dataset, self._batch_size, self._seed, self._drop_last = dataset, batch_size, seed, drop_last
-        self._workers, self._rank, self._ranks = workers, rank, ranks
+        self._dataset, self._seed, self._drop_last = dataset, seed, drop_last
+        self._batch_size = len(part.of(np.arange(batch_size)))
+        self._workers, self._rank, self._ranks = workers, part.rank, part.world_size
         self._pin = pin_memory and torch.cuda.is_available()
-        self._count = max(1, workers) * ranks
+        self._count = max(1, workers) * part.world_size
         check_sharding(dataset, count=self._count)
         self._loaded: Iterator[ShardBatch | None] | None = None
         self._indices: range  # of the shards of this rank

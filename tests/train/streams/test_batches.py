@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from gradwatch.errors import GradwatchError
+from gradwatch.train.parallel.parts import Part
 from gradwatch.train.streams.batches import StreamBatches
 
 
@@ -82,7 +83,7 @@ def begun_with(dataset, shards, *, epoch=0, **options):
 
 @pytest.mark.parametrize("dataset", [Numbers(), SplitsItself()], ids=lambda dataset: type(dataset).__name__)
 def test_the_shards_of_all_ranks_and_workers_share_the_samples_of_a_pass(dataset):
-    readers = [begun_with(dataset, shards=4, rank=rank, ranks=2) for rank in range(2)]
+    readers = [begun_with(dataset, shards=4, batch_size=8, part=Part(rank=rank, world_size=2)) for rank in range(2)]
 
     found = [list(reader.epoch(0)) for reader in readers]
 
@@ -148,7 +149,7 @@ def test_batches_ahead_are_read_into_the_next_pass_and_the_position_stays():
 def test_ranks_that_cannot_share_the_shards_split_the_rest_again():
     begun = batches_of(Numbers())
     list(itertools.islice(begun.epoch(0), 3))
-    readers = [batches_of(Numbers(), rank=rank, ranks=2) for rank in range(2)]
+    readers = [batches_of(Numbers(), batch_size=8, part=Part(rank=rank, world_size=2)) for rank in range(2)]
 
     for reader in readers:
         with pytest.warns(RuntimeWarning, match="began with its stream in 1 shards, which 2 ranks cannot share"):
