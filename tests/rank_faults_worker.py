@@ -3,7 +3,9 @@
 import contextlib
 import faulthandler
 import os
+import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -377,6 +379,20 @@ class Pipeline(Training):
         return make_model(*([nn.Tanh()] * self.rank))
 
 
+class Killed(OwnRate):
+    """A rank is killed, some steps after a fault between the ranks."""
+
+    def after(self, step):
+        super().after(step)
+        if step == STEPS - 8 and self.rank == 1:
+            time.sleep(1.5)  # its steps are on disk within a second
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def run(self, folder):
+        with contextlib.suppress(RuntimeError):  # of the backward pass: the other rank is gone
+            super().run(folder)
+
+
 FAULTS = [
     Summed, DividedTwice, ClipBefore, NeverBroadcast, Unsynchronized, Unwrapped, LeftOut, ChangedLate, LoadedMoments,
     LoadedLate, SameData,
@@ -412,7 +428,8 @@ def main(rank, folder, names):
         if not names or case.__name__ in names:
             case(rank).run(folder / case.__name__)
             dist.barrier()
-    dist.destroy_process_group()
+    if not names or Killed.__name__ in names:  # the last case: it ends the process of rank 1
+        Killed(rank).run(folder / Killed.__name__)
 
 
 if __name__ == "__main__":

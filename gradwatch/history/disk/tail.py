@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.errors import RunError
-from gradwatch.history.disk import segments
+from gradwatch.history.disk import lock, segments
 from gradwatch.history.disk.events import EVENTS
 from gradwatch.history.disk.header import NAME, Header
 from gradwatch.records import Event
@@ -46,6 +46,11 @@ class Tail:
         """Return whether the other process has closed its run."""
         header = self._read_header()
         return header is not None and header.ending.status != "running"
+
+    @property
+    def is_killed(self) -> bool:
+        """Return whether the other process has died without closing its run, as far as its lock tells."""
+        return self.header is not None and not self.is_ended and not lock.is_held(self._directory)
 
     def read(self) -> NDArray[np.void] | None:
         """Return the records of the steps since the last call, oldest first; None if there are none."""

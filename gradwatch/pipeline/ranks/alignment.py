@@ -21,6 +21,9 @@ from gradwatch.records import Event, RunInfo
 
 STALLED_S = 30.0
 """A rank that has written no step for this time is no longer waited for."""
+SILENT_S = 1.5
+"""At the end, a rank without a lock on its part has been killed if it has written nothing for this time. Some file
+systems have no locks, and a process writes its steps every second."""
 MAX_WAITING = 4096
 """Maximum number of own steps that wait for the other ranks. Older ones are not compared."""
 AT_ONCE = 64
@@ -83,10 +86,14 @@ class Alignment:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether each rank has written the newest step of this process, or has ended."""
+        """Return whether each rank has written the newest step of this process, has ended or was killed."""
         newest = max(self._waiting[0], default=-1)
         waited = {rank: tail for rank, tail in self._tails.items() if rank not in self._given_up}
-        return all(tail.last_step >= newest or tail.is_ended for tail in waited.values())
+        now_s = time.monotonic()
+        return all(
+            tail.last_step >= newest or tail.is_ended or (now_s - self._heard_s[rank] > SILENT_S and tail.is_killed)
+            for rank, tail in waited.items()
+        )
 
     def awaited(self, step: int, ranks: Iterable[int]) -> set[int]:
         """Return which ranks may still write a step."""

@@ -1,6 +1,7 @@
 """Two processes train many small models: each planted fault between ranks is named, and healthy loops stay quiet."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -67,7 +68,7 @@ def folder(tmp_path_factory):
     processes = [
         subprocess.Popen([sys.executable, str(WORKER), str(rank), str(folder)], env=environment) for rank in (0, 1)
     ]
-    assert [process.wait(250) for process in processes] == [0, 0]
+    assert [process.wait(250) for process in processes] == [0, -signal.SIGKILL]  # the last case
     return folder
 
 
@@ -102,6 +103,17 @@ def test_a_loop_with_a_fault_is_offered_the_remedy_of_a_loop_without_it(remedy, 
         assert remedy in cause_of(CauseId(leading.cause_id)).remedies
         assert KNOWN[remedy](Case.of(histories[0], leading.findings)) in leading.remedies
         assert [d.cause_id for d in diagnose(histories[1]) if d.severity > Severity.INFO] == []
+
+
+def test_a_rank_that_is_killed_leaves_a_readable_run_and_its_findings(folder):
+    run = gradwatch.load_run(folder / "Killed")
+
+    assert run.history.ending is not None
+    assert run.history.ending.kind == "failed"
+    assert "rank-setting" in [finding.kind for finding in run.findings], "found before"
+    killed = run.ranks[1].step + 1
+    assert 21 <= killed <= run.step + 1
+    assert f"2 ranks; rank 1 killed at step {killed}" in str(run)
 
 
 def test_each_rank_keeps_its_own_part(folder):
