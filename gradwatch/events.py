@@ -591,6 +591,16 @@ RANK_FACTOR = EventKind(
     values={"factor": "times as large as the average", "ranks": "number of ranks"},
     text="the gradients are {factor:.3g} times as large as their average over the ranks",
 )
+RANK_NOISE = EventKind(
+    name="rank-noise",
+    meaning="The gradients of the ranks before and after the average, for the gradient noise scale.",
+    values={
+        "local": "squared L2 norm of some gradients before the average, averaged over the ranks",
+        "average": "squared L2 norm of the average of these gradients",
+        "ranks": "number of ranks",
+    },
+    text="the average of the gradients has {fraction:.3g} times the power of the gradient of a rank",
+)
 RANK_BUFFERS_DIFFER = EventKind(
     name="rank-buffers-differ",
     meaning="The buffers differ between the ranks when a forward pass begins.",

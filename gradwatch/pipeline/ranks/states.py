@@ -16,6 +16,7 @@ from gradwatch.events import (
     RANK_DRAWS_EQUAL,
     RANK_FACTOR,
     RANK_MOMENTS_DIFFER,
+    RANK_NOISE,
     RANK_SAMPLES_SHARED,
     RANK_WEIGHTS_AGREE,
     EventKind,
@@ -111,6 +112,8 @@ class StateComparison:
         yield from self._shared_samples()
         factor = self._factor(step, column) if len(ranks) == self._world_size else None
         yield from self._emit(RANK_FACTOR, step, factor)
+        if len(ranks) == self._world_size and self._has_own_batches:
+            yield from _noise(step, column)
 
     def _shared_samples(self) -> Iterator[Event]:
         if not self.has_batches or RANK_SAMPLES_SHARED.name in self._emitted:
@@ -142,6 +145,17 @@ class StateComparison:
         if len(since) == REPEATS and kind.name not in self._emitted:
             self._emitted.add(kind.name)
             yield kind.emit(step=since[0], values=values)
+
+
+def _noise(step: int, column: Mapping[str, Floats]) -> Iterator[Event]:
+    """Yield the norms of the gradients before and after their average, if the ranks have updated with it."""
+    local_R, reduced_R, product = column["local"], column["reduced"], float(column["product"].mean())
+    if not (np.isfinite(local_R).all() and product > 0) or find_differing(reduced_R).any() or equal_pair(local_R):
+        return
+    # for gradients G = k A of the average A: |A|^2 = <A, G>^2 / |G|^2, whatever clipping or a loss scale make of k
+    local, average = float(local_R.mean()), product**2 / float(reduced_R[0])
+    values = {"local": local, "average": average, "ranks": len(local_R)}
+    yield RANK_NOISE.emit(step=step, values=values, fraction=average / local)
 
 
 def _odd_rank(ranks: Sequence[int], values_R: Floats) -> dict[str, float] | None:

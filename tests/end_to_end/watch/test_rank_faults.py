@@ -123,3 +123,12 @@ def test_each_rank_keeps_its_own_part(folder):
     assert part["loss"].tolist() != whole["loss"].tolist()
     assert part["grad.l2"].tolist() == whole["grad.l2"].tolist()  # after the average
     assert not (folder / "Training" / "ranks" / "1" / "report.html").exists()
+
+
+def test_ranks_that_average_their_gradients_give_a_noise_scale(folder):
+    averaged, alone = (gradwatch.load_run(folder / name).history for name in ("Training", "LocalSteps"))
+
+    found = gradwatch.noise_scale(averaged)
+    assert (found.batch, found.steps) == (pytest.approx(2 * 16), 8)
+    assert found.samples > 0
+    assert gradwatch.noise_scale(alone) is None
