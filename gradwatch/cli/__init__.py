@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from gradwatch.cli import compare, diagnose, explain, export, ranks, replay, run, runs, schema, train
+from gradwatch.cli import check, compare, diagnose, explain, export, ranks, replay, run, runs, schema, train
 from gradwatch.cli import list as list_
 from gradwatch.cli.command import Command, Group
 from gradwatch.cli.output.console import output_error, print_message, show_warning, write
@@ -30,6 +30,7 @@ EPILOG = """\
     gradwatch diagnose                # the newest run under runs/
     gradwatch diagnose runs/RUN --format html
     gradwatch replay runs/RUN         # find the operation that made the first NaN
+    gradwatch check package.module:Layer --input 8x16  # is its gradient right?
     gradwatch explain vanishing-gradient
 
 **Exit codes**
@@ -57,6 +58,7 @@ app.command("train", cls=Command, no_args_is_help=True)(train.command)
 app.command("run", cls=Command, no_args_is_help=True, context_settings={"allow_interspersed_args": False})(run.command)
 app.command("diagnose", cls=Command)(diagnose.command)
 app.command("replay", cls=Command)(replay.command)
+app.command("check", cls=Command, no_args_is_help=True)(check.command)
 app.command("runs", cls=Command)(runs.command)
 app.command("compare", cls=Command, no_args_is_help=True)(compare.command)
 app.command("export", cls=Command)(export.command)

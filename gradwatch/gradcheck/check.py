@@ -112,7 +112,8 @@ def _chosen(step: CheckedStep, layer: str | None, gradients: Mapping[str, Tensor
         return names
     chosen = [n for n in names if n == layer or n.startswith(f"{layer}.")]
     if not chosen:
-        raise GradwatchError(f"check: no parameter in layer '{layer}'{did_you_mean(layer, names)}")
+        layers = dict.fromkeys(".".join(n.split(".")[:i]) for n in names for i in range(1, n.count(".") + 2))
+        raise GradwatchError(f"check: no parameter in layer '{layer}'{did_you_mean(layer, layers)}")
     return chosen
 
 
@@ -125,7 +126,7 @@ def _judged(judge: Judge, begin: float) -> GradientCheck:
     faults = list(explained.faults) if explained else []
     purposes = explained.on_purpose if explained else {}
     sizes, law = [], ""
-    if not faults and not judge.is_late:
+    if not faults and not judge.joint and not judge.is_late:
         part = smaller(step)
         if part is not None:
             sizes, law = part.sizes, batch_law(step, part)
@@ -133,6 +134,8 @@ def _judged(judge: Judge, begin: float) -> GradientCheck:
     forward = _forward_mode(judge, found, wrong)
     verdicts = tuple(_verdict(n, o, purposes, faults, forward.get(n)) for n, o in found.outcomes.items())
     notes = [*dict.fromkeys(purposes.values())]
+    if judge.joint:
+        notes.append("the tensors were moved together, since there is no time to move each alone")
     allowed = dict.fromkeys(c.function.__name__ for c in judge.calls if judge.is_allowed(c.function))
     notes += [f"{name} differs from the derivative on purpose; everything else was checked with it" for name in allowed]
     coverage = Coverage(
@@ -198,7 +201,6 @@ def _verdict(
         verdict, note = "cannot tell", purposes[name]
     elif is_faulty:
         verdict = "wrong"
-    size = outcome.reference or 1.0
     return TensorVerdict(
         name=name,
         verdict=verdict,
@@ -206,7 +208,7 @@ def _verdict(
         numeric=outcome.slope.value,
         error=outcome.error,
         noise=outcome.noise,
-        visible=max(1e-4, 10 * outcome.slope.error / size),
+        visible=outcome.visible(name),
         note=note,
         forward_mode=forward,
     )

@@ -11,7 +11,7 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
-from gradwatch.gradcheck.differences import Slope, kink, slope
+from gradwatch.gradcheck.differences import Slope, kink, slope, unit_of
 from gradwatch.gradcheck.stepping.function_calls import CallLog
 from gradwatch.gradcheck.stepping.step import CheckedStep, Gradients
 from gradwatch.gradcheck.stepping.tensors import inner, norm, random_like, scale_of
@@ -26,6 +26,9 @@ NOISY = 1e-2
 NEGLIGIBLE = 1e-9
 """Share of the largest gradient of the step that counts as 0."""
 
+MAX_STRETCH = 30.0
+"""Factor by which a leaf with a small gradient may be moved further than others in one direction."""
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,7 @@ class LeafOutcome:
         slope: Derivative by differences.
         reference: Magnitude that errors are relative to.
         shifts: The direction.
+        parts: Usual size of each leaf's part in the derivative.
     """
 
     names: tuple[str, ...]
@@ -47,6 +51,7 @@ class LeafOutcome:
     slope: Slope
     reference: float
     shifts: Mapping[str, Tensor]
+    parts: Mapping[str, float]
 
     @property
     def error(self) -> float:
@@ -55,6 +60,11 @@ class LeafOutcome:
         if not math.isfinite(difference):
             return math.inf
         return difference / self.reference if self.reference else 0.0
+
+    def visible(self, name: str) -> float:
+        """Return the smallest relative mistake in the gradient of a leaf that would have been seen."""
+        part = self.parts[name]
+        return (WRONG * self.reference + 10 * self.slope.error) / part if part else math.inf
 
     @property
     def noise(self) -> float:
@@ -93,7 +103,7 @@ class LeafComparison:
         shifts = {n: scale_of(values[n]) * random_like(values[n], self._generator) for n in names}
         if len(names) > 1:  # equal parts of the derivative, so that no leaf hides another
             largest = max(self.typical[n] for n in names) or 1.0
-            shifts = {n: v * min(largest / (self.typical[n] or largest), 1e3) for n, v in shifts.items()}
+            shifts = {n: v * min(largest / (self.typical[n] or largest), MAX_STRETCH) for n, v in shifts.items()}
         self.directions += 1
         return self.by_shift(shifts)
 
@@ -101,22 +111,29 @@ class LeafComparison:
         """Compare along given shifts of leaves."""
         names = tuple(shifts)
         analytic = math.fsum(inner(self.grads.by_name[n], v) for n, v in shifts.items())
-        typical = math.sqrt(sum((norm(self.grads.by_name[n]) * _rms(v)) ** 2 for n, v in shifts.items()))
+        parts = {n: norm(self.grads.by_name[n]) * _rms(v) for n, v in shifts.items()}
+        typical = math.sqrt(sum(part**2 for part in parts.values()))
 
         def function(multiple: float) -> float:
             self.log.begin()
             return self.step.loss(shifts, multiple) + self.log.surrogate
 
+        unit = unit_of(self.grads.loss, max(typical, abs(analytic)))
         found = slope(
-            function, typical=typical if math.isfinite(typical) else 0.0, epsilon=self.step.epsilon, noise=self.noise
+            function,
+            typical=typical if math.isfinite(typical) else 0.0,
+            epsilon=self.step.epsilon,
+            noise=self.noise,
+            expected=analytic,
+            unit=unit,
         )
         reference = max(abs(analytic), abs(found.value), typical)
         state = self._state(analytic, found, reference)
         if state in ("wrong", "noisy") and kink(
-            function, at=function(0.0), typical=reference, epsilon=self.step.epsilon
+            function, at=function(0.0), typical=reference, epsilon=self.step.epsilon, unit=unit
         ):
             state = "kink"
-        return LeafOutcome(names, state, analytic, found, reference, shifts)
+        return LeafOutcome(names, state, analytic, found, reference, shifts, parts)
 
     def _state(self, analytic: float, found: Slope, reference: float) -> State:
         if not math.isfinite(analytic):

@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import final
 
-STEPS = (1e-4, 1e-5, 1e-3, 1e-6, 1e-7, 1e-2)
+STEPS = (1e-4, 1e-5, 1e-6, 1e-7, 1e-3, 1e-2)
 """Steps of the sweep, the most often sufficient one first, in units of the direction."""
 SUFFICIENT = 1e-7
 """Relative error at which the sweep ends."""
+AGREED = 1e-5
+"""Relative error, and distance from the expected derivative, at which the sweep ends too."""
 NOISE_ULPS = 8
 """Units in the last place of the function's value that a difference may be off by."""
 KINK_STEPS = (1e-6, 5e-7, 1e-7)
@@ -42,7 +44,13 @@ class Slope:
 
 
 def slope(
-    function: Callable[[float], float], *, typical: float, epsilon: float = sys.float_info.epsilon, noise: float = 0.0
+    function: Callable[[float], float],
+    *,
+    typical: float,
+    epsilon: float = sys.float_info.epsilon,
+    noise: float = 0.0,
+    expected: float = math.nan,
+    unit: float = 1.0,
 ) -> Slope:
     """Return the derivative of a function at 0.
 
@@ -51,9 +59,11 @@ def slope(
         typical: Magnitude of the derivative at which the relative error counts.
         epsilon: Epsilon of the format that the function is computed in.
         noise: Measured noise of the function's value, an absolute number.
+        expected: Derivative at which to end early, if it is found: a mistake would not agree with it.
+        unit: Multiple of the direction that the steps are parts of; see `unit_of`.
     """
     # in float32, the noise asks for longer steps: with h ~ eps^(1/3), both errors are alike
-    factor = (epsilon / sys.float_info.epsilon) ** (1 / 3)
+    factor = unit * (epsilon / sys.float_info.epsilon) ** (1 / 3)
     best: Slope | None = None
     changes: dict[float, float] = {}
     for count, step in enumerate((s * factor for s in STEPS), 1):
@@ -69,7 +79,9 @@ def slope(
         error = max(abs(value - half), floor)
         if best is None or error < best.error:
             best = Slope(value=value, error=error, step=step, flat=False, evaluations=4 * count)
-        if best.error <= SUFFICIENT * max(abs(best.value), typical):
+        size = max(abs(best.value), typical)
+        agrees = max(best.error, abs(best.value - expected)) <= AGREED / 2 * size
+        if best.error <= SUFFICIENT * size or agrees:
             break
     if best is None:
         return Slope(value=math.nan, error=math.inf, step=math.nan, flat=False, evaluations=4 * len(STEPS))
@@ -77,7 +89,19 @@ def slope(
     return Slope(value=best.value, error=best.error, step=best.step, flat=flat, evaluations=best.evaluations)
 
 
-def kink(function: Callable[[float], float], *, at: float, typical: float, epsilon: float) -> bool:
+def unit_of(value: float, typical: float) -> float:
+    """Return the multiple of a direction within which a function changes by no more than its own size.
+
+    The directions of a large network are steep: within a fixed step, its loss would be far from linear.
+
+    Args:
+        value: Value of the function.
+        typical: Magnitude of its derivative.
+    """
+    return min(1.0, abs(value) / typical) if value and typical and math.isfinite(value + typical) else 1.0
+
+
+def kink(function: Callable[[float], float], *, at: float, typical: float, epsilon: float, unit: float = 1.0) -> bool:
     """Return whether the one-sided slopes at 0 disagree however short the step is.
 
     Args:
@@ -85,15 +109,16 @@ def kink(function: Callable[[float], float], *, at: float, typical: float, epsil
         at: Value of the function at 0.
         typical: Magnitude of a slope that counts.
         epsilon: Epsilon of the format that the function is computed in.
+        unit: Multiple of the direction that the steps are parts of.
     """
-    gaps = list(_gaps(function, at, epsilon))
+    gaps = list(_gaps(function, at, epsilon, unit))
     significant = [gap for gap, floor in gaps if gap > max(KINK_FRAC * typical, 4 * floor)]
     return len(significant) == len(gaps) and gaps[1][0] > STALLED * gaps[0][0]
 
 
-def _gaps(function: Callable[[float], float], at: float, epsilon: float) -> Iterator[tuple[float, float]]:
+def _gaps(function: Callable[[float], float], at: float, epsilon: float, unit: float) -> Iterator[tuple[float, float]]:
     """Yield the disagreement of the one-sided slopes, and its rounding error, for shorter and shorter steps."""
-    factor = (epsilon / sys.float_info.epsilon) ** (1 / 3)
+    factor = unit * (epsilon / sys.float_info.epsilon) ** (1 / 3)
     for step in (s * factor for s in KINK_STEPS):
         high, low = function(step), function(-step)
         yield abs(high - 2 * at + low) / step, NOISE_ULPS * epsilon * max(abs(high), abs(low), abs(at)) / step

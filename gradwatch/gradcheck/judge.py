@@ -74,18 +74,16 @@ class Judge:
         self.begin = time.monotonic()
         self.deadline = self.begin + within
         self.directions, self.points, self.kinks = 0, 0, 0
-        self.worst: dict[str, LeafOutcome] = {}
+        self.is_second = False
         self._allow = frozenset(allow)
         self._given = dict(given or {})
         log = CallLog()
         with followed(log):
             first = self.gradients()
         self.calls = log.calls
-        step.decide_graph(first.loss)
         started = time.monotonic()
-        self.noise = abs(step.loss() - first.loss)
-        run_s = max(time.monotonic() - started, 1e-6)
-        needed = run_s * RUNS_PER_DIRECTION * len(self.names)
+        self.noise = step.decide_graph(first.loss)
+        needed = (time.monotonic() - started) * RUNS_PER_DIRECTION * len(self.names)
         self.joint = needed > LEAF_BY_LEAF_FRAC * within
         self.first = first
 
@@ -129,8 +127,11 @@ class Judge:
         """
         self.step.move(point)
         log = CallLog()
-        with followed(log):
-            found = self.gradients()
+        if point is self.step.home and not self.is_second and grads is None:
+            found, log.calls = self.first, self.calls
+        else:
+            with followed(log):
+                found = self.gradients()
         held = {c.index: c for c in log.calls if c.ran_backward and (self.is_allowed(c.function) or hold(c.function))}
         again = CallLog(held=held, copies=False)
         mode = GraphCuts(again, held=held_cuts, first=cuts, fills=self.step.fills) if cuts is not None else None
@@ -162,7 +163,6 @@ class Judge:
         """Return the outcome of every leaf: wrong only if it is wrong at two points."""
         home = self.examine(self.names, self.step.home, joint=self.joint)
         self.points = 1
-        self.worst = dict(home.outcomes)
         if not self._given:
             self._after_one_step()
         near = self._near(home)
@@ -185,6 +185,7 @@ class Judge:
     def _after_one_step(self) -> None:
         """Let the state be that after one step: what a first call keeps must not be used in the second."""
         self.step.move(self.step.home)
+        self.is_second = True
         try:
             self.step.gradients()
             self.step.surroundings.remember()

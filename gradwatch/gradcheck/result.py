@@ -202,9 +202,9 @@ class GradientCheck:
         lines.append(f"  checked {covered}, in {c.seconds:.1f} s")
         lines += [f"  batch   {c.batch}"] if c.batch else []
         lines += [f"  custom  {', '.join(c.functions)}"] if c.functions else []
-        worst = max((t.visible for t in self.tensors if t.verdict == "right"), default=math.nan)
-        if math.isfinite(worst):
-            lines.append(f"  a mistake of {100 * worst:.2g} % of any tensor's gradient would have been seen")
+        seen = [t.visible for t in self.tensors if t.verdict == "right" and math.isfinite(t.visible)]
+        if seen:  # a gradient of 0 has no relative mistake
+            lines.append(f"  a mistake of {100 * max(seen):.2g} % of a tensor's gradient would have been seen")
         return "\n".join(lines)
 
     def _table(self) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -136,16 +137,24 @@ class CheckedStep:
                 passes=count.passes,
             )
 
-    def decide_graph(self, loss: float) -> None:
-        """Run evaluations without a graph if they give the same loss: steps with a second derivative need one."""
-        if self.fills:
-            return
+    def decide_graph(self, loss: float) -> float:
+        """Run evaluations without a graph if they give the same loss: steps with a second derivative need one.
+
+        Args:
+            loss: The loss of a run with a graph.
+
+        Returns:
+            How far a second run was from that.
+        """
         self._needs_graph = False
         try:
-            same = self.loss() == loss
+            difference = abs(self.loss() - loss)
         except RuntimeError:
-            same = False
-        self._needs_graph = not same
+            difference = math.inf
+        if difference <= self.epsilon * abs(loss):
+            return difference
+        self._needs_graph = True
+        return abs(self.loss() - loss)
 
     @contextmanager
     def inside(self, around: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
@@ -185,8 +194,9 @@ class CheckedStep:
         self.surroundings.reset()
         with torch.no_grad():
             for name, leaf in self.leaves.items():
-                value = self.point.leaves[name]
-                leaf.data.copy_(value + multiple * shifts[name] if name in shifts else value)
+                leaf.data.copy_(self.point.leaves[name])
+                if name in shifts:
+                    leaf.data.add_(shifts[name], alpha=multiple)
                 leaf.grad = None
             for tensor, value in zip(self._others, self.point.others, strict=True):
                 tensor.copy_(value)

@@ -1,0 +1,209 @@
+"""Check what the command line names: a layer with the shapes of its inputs, a config, or a step of a run."""
+
+# B = samples of a batch
+
+from __future__ import annotations
+
+import ast
+import re
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from gradwatch import plugins
+from gradwatch.config.load import load_config
+from gradwatch.errors import GradwatchError, RunError, raised
+from gradwatch.gradcheck.check import run_check
+from gradwatch.gradcheck.result import GradientCheck
+from gradwatch.gradcheck.stepping.step import CheckedStep
+from gradwatch.history.disk.writer import read
+from gradwatch.replay.restore.restored_session import isolated_process
+from gradwatch.replay.restore.restored_step import restore_step
+from gradwatch.train import checkpoint
+from gradwatch.train.data_position import numbered, positions
+from gradwatch.train.reproducible import seed_all
+from gradwatch.train.step import Batch, Stepper, to_device
+from gradwatch.train.training_state import TrainingState
+
+SAMPLES = (8, 4)
+"""Samples of each micro-batch that are checked, as many as there is time for."""
+FORWARD_PASSES = 24
+"""Forward passes that a check of all tensors together takes, counting a backward pass as two."""
+_SHAPE = re.compile(r"(\d+(?:x\d+)*)(?::(\d+))?")
+_CALL = re.compile(r"(?P<name>[^()]+?)(?:\((?P<arguments>.*)\))?", re.DOTALL)
+
+
+def check_layer(
+    target: str, inputs: Sequence[str], *, layer: str | None, allow: Collection[str], within: float
+) -> GradientCheck:
+    """Check a layer or a function of tensors.
+
+    Args:
+        target: `package.module:Layer`, with its arguments if it needs any: `package.module:Layer(16, bias=False)`.
+        inputs: Shape of each input, such as `8x16`; `8x16:100` for integers below 100.
+        layer: Prefix of the parameters to check, or None for all.
+        allow: Names of custom Functions that may differ on purpose.
+        within: Time in seconds.
+    """
+    torch.manual_seed(0)
+    made = _made(target)
+    given = [_input(text) for text in inputs]
+    model = made if isinstance(made, nn.Module) else None
+    try:
+        return run_check(made, tuple(given), model=model, functions=(made,), layer=layer, allow=allow, within=within)
+    except GradwatchError:
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        shapes = " and ".join(inputs)
+        raise GradwatchError(f"check: {target} does not take inputs of {shapes}: {raised(error)}") from error
+
+
+def check_config(
+    file: Path, overrides: Sequence[str], *, layer: str | None, allow: Collection[str], within: float
+) -> GradientCheck:
+    """Check the first step of the training that a config describes, without starting a run."""
+    config = load_config(file, overrides, is_new=True)
+    config = config.model_copy(update={"data": config.data.model_copy(update={"workers": 0})})
+    with isolated_process(config, threads=None):
+        seed_all(config.run.seed)
+        training = TrainingState.build(config)
+        try:
+            batches = numbered(training.batches)
+            first = next(positions(batches, accumulate=config.train.accumulate, epoch=0, batch=0))
+            window = first.read(batches)
+            return _check_training(training.stepper(), window, layer=layer, allow=allow, within=within)
+        finally:
+            training.end_workers()
+
+
+def check_run(
+    run: Path, step: int | None, *, layer: str | None, allow: Collection[str], within: float
+) -> GradientCheck:
+    """Check a step of a recorded run, from its restored weights and its own batch.
+
+    Args:
+        run: The run directory.
+        step: The step, or None for the one after the newest checkpoint.
+        layer: Prefix of the parameters to check, or None for all.
+        allow: Names of custom Functions that may differ on purpose.
+        within: Time in seconds, without the restoring.
+    """
+    if step is None:
+        if not (run / "config.yaml").is_file():
+            raise RunError(f"{run}: not a run of `gradwatch train`: it has no config.yaml")
+        recorded = read(run).step
+        step = max((s for s in checkpoint.steps(run / "checkpoints") if s <= recorded), default=0)
+    with restore_step(run, step) as restored:
+        restored.restore()
+        found = _check_training(restored.stepper(), restored.window, layer=layer, allow=allow, within=within)
+    return replace(found, notes=(f"step {step} of {run}", *found.notes))
+
+
+def _check_training(
+    stepper: Stepper, window: list[Batch], *, layer: str | None, allow: Collection[str], within: float
+) -> GradientCheck:
+    """Check the forward and backward passes of a training step: its micro-batches, each with its share."""
+    objective = stepper.objective
+    samples = _affordable(stepper, window, within=within)
+    smaller = _first(window, samples)
+    shares = objective.shares(smaller)
+
+    def passes(*parts: Batch) -> Tensor:
+        total = torch.zeros((), dtype=torch.float64, device=stepper.device)
+        for share, part in zip(shares, parts, strict=True):
+            if not share:
+                continue
+            _, loss = stepper.forward(*part)
+            loss = loss * share if share != 1.0 else loss
+            if torch.is_grad_enabled():  # differences of the loss need no backward pass
+                loss.backward()
+            total = total + loss.detach()
+        return total
+
+    found = run_check(
+        passes,
+        tuple(to_device(batch, stepper.device) for batch in smaller),
+        model=stepper.model,
+        functions=(objective.function,),
+        layer=layer,
+        allow=allow,
+        within=within,
+    )
+    if any(len(targets) > samples for _, targets in window):
+        note = f"the first {samples} samples of each micro-batch were checked"
+        found = replace(found, notes=(note, *found.notes))
+    return found
+
+
+def _affordable(stepper: Stepper, window: list[Batch], *, within: float) -> int:
+    """Return the number of samples for which the time is enough, from the time of a pass with the fewest."""
+    fewest = SAMPLES[-1]
+    step = CheckedStep(
+        lambda inputs, targets: stepper.forward(inputs, targets)[1],
+        to_device(_first(window, fewest)[0], stepper.device),
+        model=stepper.model,
+        functions=(stepper.objective.function,),
+    )
+    try:
+        with torch.no_grad():
+            step.loss()  # the first one allocates
+            begin = time.monotonic()
+            step.loss()
+        seconds = (time.monotonic() - begin) / fewest * len(window) * FORWARD_PASSES
+    except (RuntimeError, NotImplementedError):  # no float64, or a batch that is too small for the model
+        return SAMPLES[0]
+    finally:
+        step.restore()
+    return next((n for n in SAMPLES if n * seconds <= within), fewest)
+
+
+def _first(window: list[Batch], samples: int) -> list[Batch]:
+    """Return the first samples of each micro-batch."""
+    return [tree_map_only(Tensor, lambda t: t[:samples], batch) for batch in window]
+
+
+def _made(target: str) -> Any:
+    """Return the layer that a target names, built with its arguments, or the function itself."""
+    match = _CALL.fullmatch(target)
+    assert match is not None, "the pattern takes any text"
+    found: Any = plugins.target(match["name"], key="check")
+    is_class = isinstance(found, type) and issubclass(found, nn.Module)
+    if not is_class and match["arguments"] is None:
+        return found
+    args, keywords = _literals(match["arguments"] or "", target)
+    try:
+        return found(*args, **keywords)
+    except Exception as error:  # the user's code may raise anything
+        raise GradwatchError(
+            f"check: '{target}' cannot be built: {raised(error)}; give its arguments: '{match['name']}(16, bias=True)'"
+        ) from error
+
+
+def _literals(text: str, target: str) -> tuple[list[Any], dict[str, Any]]:
+    try:
+        call = ast.parse(f"f({text})", mode="eval").body
+        assert isinstance(call, ast.Call), "the text was made one"
+        args = [ast.literal_eval(a) for a in call.args]
+        return args, {k.arg: ast.literal_eval(k.value) for k in call.keywords if k.arg}
+    except (SyntaxError, ValueError) as error:
+        raise GradwatchError(
+            f"check: '{target}' has arguments that are not literals, such as 16 or bias=True"
+        ) from error
+
+
+def _input(text: str) -> Tensor:
+    match = _SHAPE.fullmatch(text)
+    if match is None:
+        raise GradwatchError(
+            f"--input: got '{text}', expected a shape such as 8x16, or 8x16:100 for integers below 100"
+        )
+    shape = [int(n) for n in match[1].split("x")]
+    if match[2]:
+        return torch.randint(0, int(match[2]), shape)
+    return torch.randn(shape).requires_grad_()

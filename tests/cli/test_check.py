@@ -1,0 +1,116 @@
+"""`gradwatch check` takes a layer, a config or a run, and its exit code is the verdict."""
+
+import json
+import sys
+
+import pytest
+
+LAYER = """
+import torch
+from torch import nn
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * 6 * x**2
+
+
+class Layer(nn.Module):
+    def __init__(self, width=16):
+        super().__init__()
+        self.first, self.last = nn.Linear(width, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.last(Cube.apply(self.first(x)))
+"""
+CONFIG = """\
+model: {name: mlp, depth: 1, width: 8}
+data: {name: digits}
+optim: {name: adamw, lr: 1e-3}
+train: {steps: 4, accumulate: 2, checkpoint: {every: 2}}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Return a folder with a module of layers and a config, which is the current one."""
+    (tmp_path / "cubes.py").write_text(LAYER)
+    (tmp_path / "small.yaml").write_text(CONFIG)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "cubes", raising=False)
+    return tmp_path
+
+
+def test_a_wrong_layer_is_named_and_exits_with_1(gradwatch, folder):
+    done = gradwatch("check", "cubes:Layer", "--input", "8x16")
+
+    assert done.code == 1
+    assert done.out.startswith("the gradient is wrong\n")
+    assert "the gradient of `x` in Cube.backward (cubes.py:15) is 2 times too large" in done.out
+
+
+def test_json_holds_the_fault_and_the_coverage(gradwatch, folder):
+    done = gradwatch("check", "cubes:Layer(5)", "--input", "6x5", "--format", "json")
+
+    found = json.loads(done.out)
+    assert (found["verdict"], found["faults"][0]["kind"], found["faults"][0]["line"]) == ("wrong", "factor", 15)
+    assert found["faults"][0]["ratio"] == pytest.approx(2.0, rel=1e-4)
+    assert {t["name"]: t["verdict"] for t in found["tensors"]}["last.weight"] == "right"
+
+
+def test_a_layer_of_torch_with_integers_is_right(gradwatch, folder):
+    assert gradwatch("check", "torch.nn:Embedding(10, 4)", "--input", "8x3:10").code == 0
+
+
+def test_part_of_a_layer_can_be_checked_and_a_function_allowed(gradwatch, folder):
+    assert gradwatch("check", "cubes:Layer", "--input", "8x16", "--layer", "last").code == 0
+    assert gradwatch("check", "cubes:Layer", "--input", "8x16", "--allow", "Cube").code == 0
+
+
+def test_a_config_and_a_step_of_its_run_are_right(gradwatch, folder):
+    by_config = gradwatch("check", "small.yaml", "--set", "train.accumulate=3")
+    assert by_config.code == 0
+    assert "the loss is the mean over its halves, and so is the gradient" in by_config.out
+    assert not (folder / "runs").exists()
+
+    gradwatch("train", "small.yaml", "--log-format", "json")
+    (run,) = (folder / "runs").iterdir()
+    by_run = gradwatch("check", run, "--step", "3")
+    assert by_run.code == 0
+    assert f"note: step 3 of {run}" in by_run.out
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (
+            ["nothing"],
+            "there is no file or folder 'nothing'; expected a config, a run directory or package.module:Layer",
+        ),
+        (["cubes:Layer"], "cubes:Layer is a layer, expected the shape of each input: --input 8x16"),
+        (["cubes:Layer", "--input", "8y16"], "--input: got '8y16', expected a shape such as 8x16"),
+        (["cubes:Layr", "--input", "8x16"], "module 'cubes' has no 'Layr'; did you mean 'Layer'?"),
+        (["cubes:Layer(7)", "--input", "8x16"], "cubes:Layer(7) does not take inputs of 8x16: RuntimeError"),
+        (["cubes:Layer(width=x)", "--input", "8x16"], "arguments that are not literals"),
+        (
+            ["cubes:Layer", "--input", "8x16", "--layer", "frist"],
+            "no parameter in layer 'frist'; did you mean 'first'?",
+        ),
+        (["cubes:Layer", "--input", "8x16", "--step", "3"], "--step: has no meaning for cubes:Layer, which is a layer"),
+        (["small.yaml", "--set", "model.widht=3"], "widht"),
+        (["."], "not a run of `gradwatch train`"),
+    ],
+)
+def test_a_mistake_in_the_call_exits_with_2(gradwatch, folder, args, message):
+    done = gradwatch("check", *args)
+
+    assert done.code == 2
+    assert message in done.err.replace("\n", " ")
