@@ -74,7 +74,9 @@ def main(args: Sequence[str] | None = None) -> int:
         args: Arguments after `gradwatch`; by default those of this process.
     """
     with warnings.catch_warnings():  # restores showwarning for a caller in the same process, such as a test
-        warnings.showwarning = show_warning if ranks.is_printing_rank() else _no_warning
+        warnings.showwarning = show_warning
+        if not ranks.is_printing_rank():
+            warnings.simplefilter("ignore")  # rank 0 shows them
         code = _run(args)
         # also if no command has noticed, such as `train`, which goes on without its terminal output
         code = MISTAKE if _output_failed() and code == 0 else code
@@ -101,10 +103,6 @@ def _run(args: Sequence[str] | None) -> int:
         print_crash(error)
         return CRASHED
     return 0
-
-
-def _no_warning(*_: object) -> None:
-    """Show no warning: rank 0 shows it."""
 
 
 def _output_failed(error: OSError | None = None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gradwatch.config.parallel import parallel_problems
 from gradwatch.config.sections.named import DataSection
 from gradwatch.config.sections.root import Config
 from gradwatch.config.streams import STREAMS, stream_problems
@@ -27,7 +28,7 @@ def contradictions(config: Config) -> list[Problem]:
         found.append(Problem(("train", "early_stop", "metric"), text))
     if config.data.name in STREAMS:
         found += stream_problems(config, has_validation=config.data.options.get("val_files") is not None)
-    return found + _missing_packages(config)
+    return found + parallel_problems(config) + _missing_packages(config)
 
 
 def needs_validation(config: Config) -> dict[str, bool]:

@@ -47,6 +47,16 @@ def _in_numerics(config: Config) -> Warnings:
             "'continue' has no effect on gradients that overflow: the loss scaler of fp16 skips these updates itself; "
             "remove it, or set train.scaler.enabled: false",
         )
+    if train.parallel != "hsdp":
+        yield (
+            _changed_of(train, "train", "shard_ranks"),
+            f"has no effect: only hsdp needs it, and train.parallel is {train.parallel}; remove it",
+        )
+    if train.parallel == "none":
+        yield (
+            _changed_of(train, "train", "sync_batchnorm"),
+            "has no effect: one process normalizes whole batches; remove it, or set train.parallel",
+        )
     if config.data.pin_memory and not device.startswith(("auto", "cuda")):  # auto may still become CUDA
         yield (
             ["data.pin_memory"],
@@ -156,6 +166,11 @@ def _in_length(config: Config) -> Warnings:
             f"has no effect: {train.early_stop.patience} evaluations without improvement cannot come before the end, "
             f"with one every {train.eval_every} of {train.steps} steps; lower patience or train.eval_every",
         )
+
+
+def _changed_of(section: BaseModel, path: str, name: str) -> list[str]:
+    """Return the key of one setting of a section if it differs from its default."""
+    return [key for key in _changed(section, path) if key == f"{path}.{name}"]
 
 
 def _changed(section: BaseModel, path: str, *, but: str = "") -> list[str]:

@@ -25,6 +25,7 @@ from gradwatch.render import LogFormat
 from gradwatch.train import early_stop, resume_check
 from gradwatch.train.data_position import Position, numbered
 from gradwatch.train.evaluate import Evaluation, evaluate
+from gradwatch.train.parallel import recording
 from gradwatch.train.parallel.parts import StandIn
 from gradwatch.train.parallel.ranks import Ranks, any_of, is_first, joined_ranks
 from gradwatch.train.recovery import failures, incidents, recover
@@ -144,6 +145,8 @@ def run(session: Session, interrupt: Stop) -> Ending:
         step_s = wait_s + time.perf_counter() - began
 
         advance(session, len(window), step_s)
+        if is_first(session.ranks):
+            recording.report_sources(session.pipeline, progress.step - 1, result.sources)
         at_end = progress.step == session.total_steps
         evaluation = _evaluation(session, at_end=at_end)
         if session.monitor or evaluation or at_end or (progress.step - 1) % UNWATCHED_EVERY == 0:

@@ -101,7 +101,7 @@ class Session:
         # the state of one rank does not reproduce a step of several
         self.recorder = None if self.is_rerun or ranks else _recorder(config, directory)
         if not self.is_rerun:
-            _warn_about_batch_norm(self.model, config.train)
+            _warn_about_batch_norm(self.model, config.train, ranks)
             _warn_about_warmup(config, training)
         training.compile()
         if self.progress.step == self.total_steps and not self.is_rerun:
@@ -310,11 +310,17 @@ def _warn_about_warmup(config: Config, training: TrainingState) -> None:
         warnings.warn(warning, stacklevel=2)
 
 
-def _warn_about_batch_norm(model: nn.Module, train: TrainSection) -> None:
+def _warn_about_batch_norm(model: nn.Module, train: TrainSection, ranks: Ranks | None) -> None:
     norms = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
     if train.accumulate > 1 and norms:
         warnings.warn(
             f"train.accumulate: {len(norms)} BatchNorm layers ({norms[0]}, ...) normalise each micro-batch by itself, "
             f"so {train.accumulate} of them are not equal to one full batch; GroupNorm or LayerNorm would be",
+            stacklevel=2,
+        )
+    if ranks and norms and not train.sync_batchnorm:
+        warnings.warn(
+            f"train.parallel: {len(norms)} BatchNorm layers ({norms[0]}, ...) normalize the part of each rank by "
+            "itself; train.sync_batchnorm: true normalizes over all ranks, on GPUs",
             stacklevel=2,
         )

@@ -22,7 +22,8 @@ from gradwatch.config.streams import stream_problems
 from gradwatch.data import Splits
 from gradwatch.errors import CheckpointError, ConfigError, GradwatchError
 from gradwatch.monitor import total_norm
-from gradwatch.probe.device.sync import to_host
+from gradwatch.probe.device import dtensor
+from gradwatch.probe.device.sync import to_float, to_host
 from gradwatch.probe.device.torch_reduce import NUM_STATISTICS
 from gradwatch.probe.gradients.statistics import GradientProbe
 from gradwatch.records import DataInfo
@@ -245,7 +246,7 @@ class TrainingState:
             objective=self.objective,
             optimizer=self.optimizer,
             scaler=self.scaler,
-            observe=observe or _TotalNorm(self.params()),
+            observe=observe or (self._sharded_norm if self.is_sharded else _TotalNorm(self.params())),
             device=self.device,
             precision=train.precision,
             clip=Clip(norm=train.clip.norm, value=train.clip.value) if train.clip else None,
@@ -257,6 +258,9 @@ class TrainingState:
     def is_sharded(self) -> bool:
         """Whether the parameters are sharded over the ranks."""
         return self.ranks is not None and self.config.train.parallel in ("fsdp2", "hsdp")
+
+    def _sharded_norm(self) -> float:
+        return to_float(dtensor.total_norm([p.grad for p in self.params() if p.grad is not None]))
 
     def params(self) -> list[Tensor]:
         """Return the parameters that the optimizer updates."""

@@ -74,3 +74,14 @@ def test_values_have_no_accuracy(load):
 
 def test_configs_of_older_runs_still_load(load):
     assert load(*ASKING.values(), is_new=False)
+
+
+def test_settings_that_ranks_cannot_have_are_problems(load):
+    wrong = ["train.device=cuda:1", "train.on_critical=rewind", "optim.name=LBFGS"]
+
+    with pytest.raises(ConfigError) as caught:
+        load("data.val_fraction=0.1", "train.parallel=fsdp2", *wrong)
+
+    keys = {".".join(problem.key) for problem in caught.value.problems}
+    assert keys == {"train.device", "train.on_critical", "optim.name"}
+    assert load("data.val_fraction=0.1", *wrong)

@@ -19,6 +19,9 @@ from gradwatch.errors import GradwatchError, RankError
 from gradwatch.probe.device.sync import to_float, to_host
 from gradwatch.train.parallel.environment import Launched, check_parallel
 
+LOST = "Connection closed by peer"
+"""How gloo tells that the process at the other end of a connection is gone."""
+
 _opened = itertools.count()
 
 
@@ -92,8 +95,11 @@ class Ranks:
         if not self.launched.local_rank:
             dist.barrier()
 
-    def failure(self, error: Exception) -> Exception:
+    def failure(self, error: BaseException) -> BaseException:
         """Return the error of this rank if it is the first to fail, else a `RankError`, and note it for the others."""
+        if LOST in str(error):
+            text = "the connection to another rank is lost, which has ended without an error, such as by SIGKILL"
+            error = GradwatchError(f"rank {self.rank}: {text}")
         key = f"gradwatch/{self._number}/failures"
         first = {"rank": self.rank, "is_mistake": isinstance(error, GradwatchError), "text": str(error)}
         try:
@@ -139,6 +145,9 @@ def joined_ranks(train: TrainSection) -> Iterator[Ranks | None]:
         if (failure := ranks.failure(error)) is error:
             raise
         raise failure from error
+    except BaseException as quit_at_once:  # the second Ctrl-C: the other ranks lose this one
+        ranks.failure(quit_at_once)
+        raise
     dist.barrier()  # a rank that leaves early would end the exchanges of the others
     if is_ours:
         dist.destroy_process_group()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from gradwatch.events import RANK_LOSS_NONFINITE
 from gradwatch.history.disk import ranks as rank_parts
 from gradwatch.history.disk.writer import Writer
 from gradwatch.history.store import History
@@ -100,3 +101,18 @@ def reader(
 ) -> RankReader | None:
     """Return the reader of the facts that the ranks are compared by, or None with one process."""
     return RankReader({"": model}, [optimizer], pipeline.add_event, pipeline.attempts) if ranks else None
+
+
+def report_sources(pipeline: Pipeline, step: int, sources: Sequence[int]) -> None:
+    """Emit the rank where the first NaN or Inf came from, unless all ranks had one at once.
+
+    Args:
+        pipeline: The pipeline of rank 0.
+        step: The step.
+        sources: By rank: 0 if its loss is finite, 1 if only its inputs are, 2 if neither is.
+    """
+    if not any(sources) or all(sources):
+        return  # the recorded loss is that of all ranks, so their rows do not tell
+    if not any(event.kind == RANK_LOSS_NONFINITE.name for event in pipeline.history.events):
+        rank = next(rank for rank, source in enumerate(sources) if source)
+        pipeline.add_event(RANK_LOSS_NONFINITE.emit(step=step, values={"rank": rank, "inputs": sources[rank] - 1}))

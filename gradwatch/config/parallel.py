@@ -1,0 +1,31 @@
+"""Find settings that cannot work on several ranks."""
+
+from __future__ import annotations
+
+from gradwatch.config.sections.root import Config
+from gradwatch.errors import Problem
+
+ON_RANKS = ("auto", "cpu", "cuda")
+"""Devices of which each rank can have its own."""
+
+
+def parallel_problems(config: Config) -> list[Problem]:
+    """Return a problem for each setting that contradicts `train.parallel`."""
+    train, found = config.train, []
+    parallel = train.parallel
+    if parallel == "none":
+        return []
+    if train.device not in ON_RANKS:
+        text = (
+            f"got '{train.device}', expected auto, cpu or cuda: with train.parallel: {parallel}, each rank has a device"
+        )
+        found.append(Problem(("train", "device"), text))
+    if train.sync_batchnorm and train.device == "cpu":
+        found.append(Problem(("train", "sync_batchnorm"), "needs GPUs, and train.device is cpu", help="leave it out"))
+    if train.on_critical in ("skip", "rewind"):
+        text = f"got '{train.on_critical}', expected continue or stop: the others need train.parallel: none"
+        found.append(Problem(("train", "on_critical"), text))
+    if parallel in ("fsdp2", "hsdp") and config.optim.name == "LBFGS":
+        text = f"got 'LBFGS', which needs whole parameters, and train.parallel: {parallel} shards them"
+        found.append(Problem(("optim", "name"), text, help="use another optimizer, or train.parallel: ddp"))
+    return found
