@@ -39,7 +39,7 @@ STOPPED = {
 }
 # the first step overflows, and the next ones have torch's default scale
 SCALED = {"train": {"precision": "fp16", "scaler": {"init_scale": 2.0**40, "backoff_factor": 2.0**-24}}}
-HALF = {"train": {"precision": "bf16", "activation_checkpointing": "sqrt", "compile": {"backend": "aot_eager"}}}
+HALF = {"train": {"precision": "bf16", "activation_checkpointing": "sqrt"}}
 BATCH_NORM = {"model": {"normalization": "batch"}, "train": {"precision": "bf16"}}
 FRAGILE = {"loss": {"target": "parallel_worker:Fragile", "name": None}}
 
@@ -71,11 +71,10 @@ def merged(base, *changes):
 
 EQUAL_ON_TWO = {
     "ddp": merged(DDP, STOPPED),
-    "fsdp2": FSDP2,
+    "fsdp2-weighted": merged(FSDP2, WEIGHTED),
     "ddp-one-sample-last": merged(DDP, ONE_SAMPLE_LAST),
     "fsdp2-one-sample-last": merged(FSDP2, ONE_SAMPLE_LAST),
     "fsdp2-sum": merged(FSDP2, SUM),
-    "ddp-weighted": merged(DDP, WEIGHTED),
     "fsdp2-scaled": merged(FSDP2, SCALED),
     "fsdp2-half": merged(FSDP2, HALF),
 }

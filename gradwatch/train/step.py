@@ -24,6 +24,7 @@ from gradwatch.train.parallel.wrapper import synchronizing, unwrapped
 Batch = tuple[Any, Tensor]
 Precision = Literal["fp32", "bf16", "fp16"]
 ONE_SAMPLE = "Expected more than 1 value per channel when training"  # torch.nn.functional.batch_norm
+UNUSED = "find_unused_parameters"  # the way out that DistributedDataParallel names, an option of its own
 AUTOCAST_DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -161,6 +162,11 @@ class Stepper:
                 raise GradwatchError(
                     f"model: its BatchNorm cannot normalise one sample, and a batch came with inputs of {shapes}; "
                     "set data.drop_last: true, or another data.batch_size"
+                ) from error
+            if UNUSED in str(error):
+                raise GradwatchError(
+                    "train.parallel: ddp needs a gradient for each parameter, and the last step had none for some; "
+                    "remove these parameters or set requires_grad=False, or use train.parallel: fsdp2"
                 ) from error
             # an error inside torchvision's own model is about the inputs: its traceback does not help the user
             model = unwrapped(self.model)

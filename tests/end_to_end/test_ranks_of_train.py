@@ -31,7 +31,7 @@ def folder(tmp_path_factory):
         subprocess.Popen([sys.executable, str(WORKER), str(rank), str(folder)], env=environment) for rank in range(4)
     ]
     try:
-        assert [process.wait(250) for process in processes] == [0, 0, 0, 0]
+        assert [process.wait(500) for process in processes] == [0, 0, 0, 0]
     finally:
         for process in processes:  # the others wait for one that has failed
             process.kill()
