@@ -128,6 +128,17 @@ def test_the_model_of_a_rank_runs_without_its_wrapper(tmp_path):
     assert incident.locate(step_of(outer, []), model=outer).samples == (SAMPLE,)
 
 
+def test_a_finite_step_of_a_rank_points_to_the_other_ranks(tmp_path):
+    for part in ("run", "run/ranks/1"):
+        loop(tmp_path / part)
+    incident, model = gradwatch.incidents(tmp_path / "run")[0], Distance()
+
+    with pytest.warns(RuntimeWarning, match=r"NaN of another rank, whose steps are in .*/run/ranks/1'\)"):
+        located = incident.locate(lambda left, right, _: model.embed(left - right).sum(), model=model)
+
+    assert located is None
+
+
 def test_the_model_of_a_saved_step_may_be_wrapped_later(saved):
     outer = Wrapper(Distance())
 

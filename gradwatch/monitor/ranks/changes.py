@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
-import numpy as np
-from numpy.typing import NDArray
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwatch.events import RANK_OPTIMIZER_LOADED, RANK_WEIGHTS_CHANGED
 from gradwatch.probe.device.dtensor import is_distributed
-from gradwatch.probe.device.sync import is_on_host, to_host
+from gradwatch.probe.device.sync import is_on_host, to_float
 from gradwatch.probe.inert_hook import Removable, inert_hook
 from gradwatch.records import Event
 
@@ -24,8 +23,8 @@ MAX_EVENTS = 8
 class ChangeWatch:
     """Compares the weights at the end of an update with those before the next one.
 
-    One value of each parameter is read, so that the comparison takes some microseconds. On a GPU, the number of changes
-    in place is read instead, which waits for no device.
+    One value of each parameter is read, so that the comparison takes some microseconds. On a GPU, or if the parameters
+    have several formats, the number of changes in place is read instead, which waits for no device.
 
     Args:
         optimizer: The optimizer of the parameters.
@@ -35,11 +34,12 @@ class ChangeWatch:
     def __init__(self, optimizer: Optimizer, emit: Callable[[Event], None]) -> None:
         self._optimizer, self._emit = optimizer, emit
         params: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"] if p.numel()]
-        self._params = [p for p in params if not is_distributed(p)]
-        self._first: list[NDArray[Any]] = []
-        if all(is_on_host(p) for p in self._params):
-            self._first = [to_host(p.detach()[(0,) * p.ndim]) for p in self._params]  # views, which follow the weights
-        self._after: list[float] | None = None
+        self._params = [p for p in params if p.layout == torch.strided and not is_distributed(p)]
+        self._first: list[Tensor] = []
+        if all(is_on_host(p) and p.dtype == self._params[0].dtype for p in self._params):
+            # views, which follow the weights; as arrays of NumPy they would keep the loop from resizing its storages
+            self._first = [p.detach()[(0,) * p.ndim] for p in self._params]
+        self._after: Tensor | None = None
         self._num_events = 0
         self.step = 0
 
@@ -54,14 +54,17 @@ class ChangeWatch:
     def compare(self) -> None:
         """Emit an event if the weights have changed since the end of the last update. Call it before an update."""
         before, self._after = self._after, None
-        if before is None or self._num_events == MAX_EVENTS or before == (now := self._values()):
+        if before is None or torch.equal(before, now := self._values()):
             return
-        self._num_events += 1
-        changed = np.flatnonzero(np.not_equal(before, now))
-        self._emit(RANK_WEIGHTS_CHANGED.emit(step=self.step, values={"parameters": len(changed)}))
+        is_changed = (before != now) & ~(before.isnan() & now.isnan())
+        if num_changed := int(to_float(is_changed.sum())):
+            self._num_events += 1
+            self._emit(RANK_WEIGHTS_CHANGED.emit(step=self.step, values={"parameters": num_changed}))
 
-    def _values(self) -> list[float]:
-        return [float(value) for value in self._first] if self._first else [p._version for p in self._params]
+    def _values(self) -> Tensor:
+        if self._first:
+            return torch.stack(self._first)
+        return torch.tensor([p._version for p in self._params], device="cpu")
 
     def _end(self, *_: Any) -> None:
         self._after = self._values() if self._num_events < MAX_EVENTS else None

@@ -6,17 +6,18 @@ from torch import nn
 from gradwatch.monitor.ranks.changes import MAX_EVENTS, ChangeWatch
 
 
-def train(steps, between):
+def train(steps, between, *, dtype=torch.float32):
     """Train, call a function before each step, and return the kinds and steps of the events."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    model.register_parameter("scale", nn.Parameter(torch.ones(1, dtype=dtype)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     events = []
     watch = ChangeWatch(optimizer, events.append)
     hooks = watch.attach(0)
     for step in range(steps):
         between(step, model, optimizer)
-        model(torch.randn(6, 4)).square().mean().backward()
+        (model(torch.randn(6, 4)) * model.scale).square().mean().backward()
         watch.compare()
         optimizer.step()
         optimizer.zero_grad()
@@ -39,6 +40,32 @@ def test_a_change_of_two_parameters_is_dated_by_the_next_step():
                 model[2].bias.add_(1)
 
     assert train(5, change) == [("rank-weights-changed", 3, {"parameters": 2.0})]
+
+
+def test_a_weight_that_is_nan_has_not_changed():
+    def spoil(step, model, optimizer):
+        if step == 1:
+            with torch.no_grad():
+                model[0].weight.fill_(torch.nan)
+
+    assert train(5, spoil) == [("rank-weights-changed", 1, {"parameters": 1.0})]
+
+
+def test_changes_of_weights_of_several_formats_are_counted():
+    def change(step, model, optimizer):
+        if step == 3:
+            with torch.no_grad():
+                model[0].weight.mul_(1.1)
+
+    assert train(5, change, dtype=torch.float64) == [("rank-weights-changed", 3, {"parameters": 1.0})]
+
+
+def test_storages_stay_resizable():
+    model = nn.Linear(2, 1)
+
+    ChangeWatch(torch.optim.SGD(model.parameters(), lr=0.1), print).attach(0)
+
+    assert model.weight.untyped_storage().resizable()
 
 
 def test_a_state_that_the_optimizer_loads_is_dated_by_the_next_step():
