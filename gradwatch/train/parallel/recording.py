@@ -100,7 +100,9 @@ def reader(
     model: nn.Module, optimizer: torch.optim.Optimizer, pipeline: Pipeline, ranks: Ranks | None
 ) -> RankReader | None:
     """Return the reader of the facts that the ranks are compared by, or None with one process."""
-    return RankReader({"": model}, [optimizer], pipeline.add_event, pipeline.attempts) if ranks else None
+    if ranks is None:
+        return None
+    return RankReader({"": model}, [optimizer], pipeline.add_event, pipeline.attempts, pipeline.next_step)
 
 
 def report_sources(pipeline: Pipeline, step: int, sources: Sequence[int]) -> None:
