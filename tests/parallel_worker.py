@@ -73,8 +73,7 @@ EQUAL_ON_TWO = {
     "ddp": merged(DDP, STOPPED),
     "fsdp2-weighted": merged(FSDP2, WEIGHTED),
     "ddp-one-sample-last": merged(DDP, ONE_SAMPLE_LAST),
-    "fsdp2-one-sample-last": merged(FSDP2, ONE_SAMPLE_LAST),
-    "fsdp2-sum": merged(FSDP2, SUM),
+    "fsdp2-sum-one-sample-last": merged(FSDP2, ONE_SAMPLE_LAST, SUM),
     "fsdp2-scaled": merged(FSDP2, SCALED),
     "fsdp2-half": merged(FSDP2, HALF),
 }

@@ -108,9 +108,9 @@ def test_a_launcher_without_parallel_is_refused_by_one_message(config, rank, mes
 
 
 def test_one_process_trains_bit_for_bit_as_without_a_parallel_mode(config, tmp_path):
-    for name in ("none", "ddp", "fsdp2"):
+    for name in ("none", "fsdp2"):
         settings = [f"train.parallel={name}", f"run.out={tmp_path / name}"]
         assert main(["train", str(config), *(word for setting in settings for word in ("--set", setting))]) == 0
 
-    losses = [gradwatch.load_run(directory_of(tmp_path, name))["loss"].tolist() for name in ("none", "ddp", "fsdp2")]
-    assert losses[0] == losses[1] == losses[2]
+    losses = [gradwatch.load_run(directory_of(tmp_path, name))["loss"].tolist() for name in ("none", "fsdp2")]
+    assert losses[0] == losses[1]
