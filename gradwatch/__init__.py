@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gradwatch.monitor import Monitor as Monitor
     from gradwatch.monitor import Schedule as Schedule
     from gradwatch.monitor.watch import watch as watch
+    from gradwatch.planning.plan import plan as plan
     from gradwatch.probe.curvature import curvature as curvature
     from gradwatch.records import Finding as Finding
     from gradwatch.replay.incident import incidents as incidents
@@ -37,6 +38,7 @@ _HOME = {
     "load_run": "gradwatch.run",
     "locate": "gradwatch.replay.locate.locate",
     "noise_scale": "gradwatch.diagnose.gradient_noise",
+    "plan": "gradwatch.planning.plan",
     "reproducible": "gradwatch.train.reproducible",
     "watch": "gradwatch.monitor.watch",
 }
@@ -55,6 +57,7 @@ __all__ = [
     "load_run",
     "locate",
     "noise_scale",
+    "plan",
     "reproducible",
     "watch",
 ]

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from gradwatch.cli import check, compare, diagnose, explain, export, ranks, replay, run, runs, schema, train
+from gradwatch.cli import check, compare, diagnose, explain, export, plan, ranks, replay, run, runs, schema, train
 from gradwatch.cli import list as list_
 from gradwatch.cli.command import Command, Group
 from gradwatch.cli.output.console import output_error, print_message, show_warning, write
@@ -26,6 +26,7 @@ EPILOG = """\
 **Examples**
 
     gradwatch train configs/quickstart.yaml --set train.epochs=2
+    gradwatch plan configs/quickstart.yaml --budget 8GB  # before training
     gradwatch run -- python train.py  # watches an unedited script
     gradwatch diagnose                # the newest run under runs/
     gradwatch diagnose runs/RUN --format html
@@ -55,6 +56,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("train", cls=Command, no_args_is_help=True)(train.command)
+app.command("plan", cls=Command, no_args_is_help=True)(plan.command)
 app.command("run", cls=Command, no_args_is_help=True, context_settings={"allow_interspersed_args": False})(run.command)
 app.command("diagnose", cls=Command)(diagnose.command)
 app.command("replay", cls=Command)(replay.command)

@@ -113,18 +113,20 @@ class TrainingState:
     ranks: Ranks | None = None
 
     @classmethod
-    def build(cls, config: Config, *, ranks: Ranks | None = None) -> Self:
+    def build(cls, config: Config, *, ranks: Ranks | None = None, splits: Splits | None = None) -> Self:
         """Build everything that a config names, at the start of its training.
 
         Args:
             config: The config.
             ranks: The ranks that share the training; by default, this process trains alone, whatever the config says.
+            splits: The data, if they are loaded already.
         """
         device = build.device(config.train.device)
-        with ranks.first_on_each_machine() if ranks else contextlib.nullcontext():  # it may download
-            splits = build.splits(config.data)
+        if splits is None:
+            with ranks.first_on_each_machine() if ranks else contextlib.nullcontext():  # it may download
+                splits = build.splits(config.data)
         batches, validation = _batches(config, splits, ranks)
-        model = build.model(config, splits.spec).to(device)
+        model = _moved(build.model(config, splits.spec), device)
         _checkpoint_activations(model, config.train)
         # before the optimizer, which must hold the sharded parameters
         called = parallelize(model, config.train, ranks=ranks, device=device) if ranks else model
@@ -283,6 +285,12 @@ def machine(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
+
+
+def _moved(model: nn.Module, device: torch.device) -> nn.Module:
+    """Return a model on a device; one that is there is not touched, since tensors without data cannot be moved."""
+    is_there = all(tensor.device.type == device.type for tensor in (*model.parameters(), *model.buffers()))
+    return model if is_there and device.index is None else model.to(device)
 
 
 def _batches(

@@ -1,0 +1,134 @@
+"""Count the bytes of all live storages by their purpose, and keep the peak of their sum."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import weakref
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+from torch import Tensor
+
+
+class Purpose(enum.StrEnum):
+    """What a storage is for."""
+
+    WEIGHTS = "weights"
+    GRADIENTS = "gradients"
+    OPTIMIZER = "optimizer"
+    ACTIVATIONS = "activations"
+    TEMPORARIES = "temporaries"
+    BUFFERS = "buffers"
+
+
+def no_bytes() -> dict[Purpose, int]:
+    """Return 0 bytes for each part."""
+    return dict.fromkeys(Purpose, 0)
+
+
+@dataclass(slots=True)
+class _LiveStorage:
+    """A live storage; `saves` counts the nodes of the autograd graph that hold it."""
+
+    ref: weakref.ref[torch.UntypedStorage]
+    nbytes: int
+    part: Purpose
+    saves: int = 0
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class Ledger:
+    """The live storages of one device, each counted once however many tensors view it.
+
+    Args:
+        device: Type of the device to count on, such as `cpu`.
+
+    Attributes:
+        live: Bytes now, by part.
+        largest: Largest bytes of each part since `restart`; the parts need not be largest at one time.
+        peak: Largest sum over all parts.
+        at_peak: Bytes of each part at the peak.
+        phase: Phase of the step, which the trace sets.
+        peak_phase: Phase at the peak.
+    """
+
+    device: str
+    live: dict[Purpose, int] = field(default_factory=no_bytes)
+    largest: dict[Purpose, int] = field(default_factory=no_bytes)
+    peak: int = 0
+    at_peak: dict[Purpose, int] = field(default_factory=no_bytes)
+    phase: str = "forward"
+    peak_phase: str = "forward"
+    _blocks: dict[int, _LiveStorage] = field(default_factory=dict)
+
+    def add(self, tensor: Tensor, part: Purpose = Purpose.TEMPORARIES) -> bool:
+        """Count the storage of a tensor, and return whether it was not counted yet."""
+        storage = self._storage(tensor)
+        # torch keeps one Python object for a storage while it lives, so its id is its key
+        if storage is None or id(storage) in self._blocks:
+            return False
+        ref = weakref.ref(storage, functools.partial(self._free, id(storage)))
+        self._blocks[id(storage)] = _LiveStorage(ref, storage.nbytes(), part)
+        self._change(part, storage.nbytes())
+        return True
+
+    def label(self, tensor: Tensor, part: Purpose) -> None:
+        """Set the part of a tensor's storage, which is counted if it was not."""
+        if not self.add(tensor, part) and (block := self._block(tensor)):
+            self._move(block, part)
+
+    def save(self, tensor: Tensor) -> int | None:
+        """Note that the autograd graph holds a tensor.
+
+        Returns:
+            The bytes that this adds to the activations; 0 for a view of a storage that is held anyway, or None if the
+            tensor is not counted, as on another device.
+        """
+        self.add(tensor)
+        block = self._block(tensor)
+        if block is None:
+            return None
+        block.saves += 1
+        if block.part is not Purpose.TEMPORARIES:
+            return 0
+        self._move(block, Purpose.ACTIVATIONS)
+        return block.nbytes
+
+    def release(self, tensor: Tensor) -> None:
+        """Note that a node of the autograd graph no longer holds a tensor."""
+        if block := self._block(tensor):
+            block.saves -= 1
+            if not block.saves and block.part is Purpose.ACTIVATIONS:
+                self._move(block, Purpose.TEMPORARIES)
+
+    def restart(self) -> None:
+        """Forget the largest bytes of each part, but not the peak."""
+        self.largest = dict(self.live)
+
+    def _storage(self, tensor: Tensor) -> torch.UntypedStorage | None:
+        if tensor.device.type != self.device or tensor.layout != torch.strided:
+            return None
+        return tensor.untyped_storage()
+
+    def _block(self, tensor: Tensor) -> _LiveStorage | None:
+        storage = self._storage(tensor)
+        return None if storage is None else self._blocks.get(id(storage))
+
+    def _free(self, key: int, _: object) -> None:
+        block = self._blocks.pop(key)
+        self.live[block.part] -= block.nbytes
+
+    def _move(self, block: _LiveStorage, part: Purpose) -> None:
+        self.live[block.part] -= block.nbytes
+        block.part = part
+        self._change(part, block.nbytes)
+
+    def _change(self, part: Purpose, nbytes: int) -> None:
+        self.live[part] += nbytes
+        self.largest[part] = max(self.largest[part], self.live[part])
+        total = sum(self.live.values())
+        if total >= self.peak:  # of equal peaks the later one, when all state exists
+            self.peak, self.at_peak, self.peak_phase = total, dict(self.live), self.phase

@@ -1,0 +1,96 @@
+"""Hold what a training step needs: its peak, its parts, and a row for each module."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, final
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class ModuleRow:
+    """What one module does in the passes of one micro-batch, with everything inside of it.
+
+    Args:
+        name: Name in the model; empty for the model itself.
+        type: Name of its class.
+        inputs: Shapes of the tensors that it takes, at its first call.
+        outputs: Shapes of the tensors that it returns.
+        parameters: Numbers in its parameters.
+        saved_bytes: Bytes that the graph keeps for its backward pass, each storage counted where it is saved first.
+        saved_tensors: Tensors that the graph keeps.
+        saved_views: Of these, tensors in a storage that is kept anyway: a view, an input saved before, or a weight.
+        flops: Floating-point operations of its forward pass.
+        forward_ms: Time of its forward pass; nan if the step was traced without data.
+        backward_ms: Time of its backward pass, as `forward_ms`.
+    """
+
+    name: str
+    type: str
+    inputs: Shapes = ()
+    outputs: Shapes = ()
+    parameters: int = 0
+    saved_bytes: int = 0
+    saved_tensors: int = 0
+    saved_views: int = 0
+    flops: int = 0
+    forward_ms: float = math.nan
+    backward_ms: float = math.nan
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the row as plain data; a time that was not measured is null."""
+        times = {"forward_ms": self.forward_ms, "backward_ms": self.backward_ms}
+        return {
+            "name": self.name,
+            "type": self.type,
+            "inputs": [list(shape) for shape in self.inputs],
+            "outputs": [list(shape) for shape in self.outputs],
+            "parameters": self.parameters,
+            "saved_bytes": self.saved_bytes,
+            "saved_tensors": self.saved_tensors,
+            "saved_views": self.saved_views,
+            "flops": self.flops,
+        } | {key: None if math.isnan(ms) else ms for key, ms in times.items()}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The memory of one training step, in the state that the second and every later step begins with.
+
+    Args:
+        peak_bytes: Largest sum of the bytes of all live tensors on the device, over the whole step.
+        parameters: Numbers in the parameters, each shared one counted once.
+        parts: Largest bytes of `weights`, `gradients`, `optimizer`, `activations` (saved for the backward pass),
+            `temporaries` and `buffers`. They are not largest at the same time, so their sum may exceed the peak.
+        modules: A row for each module, in the order of the model.
+        at_peak: Bytes of each part at the peak; their sum is the peak.
+        phase: Phase of the peak: `forward`, `loss`, `backward` or `update`.
+        flops: Floating-point operations of the whole step.
+        device: Type of the device that is counted.
+        is_traced: Whether the step was traced without data, not run.
+        notes: Sentences on what the plan leaves out.
+    """
+
+    peak_bytes: int
+    parameters: int
+    parts: dict[str, int]
+    modules: tuple[ModuleRow, ...]
+    at_peak: dict[str, int]
+    phase: str
+    flops: int
+    device: str
+    is_traced: bool
+    notes: tuple[str, ...] = field(default=())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as plain data."""
+        return {
+            "peak_bytes": self.peak_bytes,
+            "parameters": self.parameters,
+            "parts": self.parts,
+            "modules": [row.to_json() for row in self.modules],
+        }

@@ -1,0 +1,176 @@
+"""Plan the training steps of a config and of its variants, from one copy of the data."""
+
+# B = samples of a batch
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_map_only
+
+from gradwatch import build
+from gradwatch.config.sections.root import Config
+from gradwatch.errors import GradwatchError, raised
+from gradwatch.planning.result import Plan
+from gradwatch.planning.size import shown_size
+from gradwatch.planning.trace import trace
+from gradwatch.state.rng import preserved_random_state
+from gradwatch.train.blocks import outermost_containers
+from gradwatch.train.step import Batch
+from gradwatch.train.training_state import TrainingState
+
+Changes = Mapping[str, Any]
+"""Settings by dotted key."""
+
+MICRO_BATCHES = 2
+"""Micro-batches of a step to trace: the first fills the gradients, and the second adds to them."""
+
+
+@final
+class ConfigPlanner:
+    """Plans a config, and the config with some changes.
+
+    Args:
+        load: Returns the config with changes.
+
+    Raises:
+        GradwatchError: The data cannot be built or read.
+    """
+
+    def __init__(self, load: Callable[[Changes], Config]) -> None:
+        self._load = load
+        self.config = load({})
+        self._notes: list[str] = []
+        self._on_cpu: dict[str, Any] = {}
+        try:
+            build.device(self.config.train.device)
+        except GradwatchError:
+            self._on_cpu = {"train.device": "cpu"}
+            self._notes.append(
+                f"{self.config.train.device} is not on this machine: planned as on the CPU, where gradients are kept "
+                "until the next backward pass, and without the libraries of the device"
+            )
+        with preserved_random_state():
+            self._splits = build.splits(self.config.data)
+            training = self._build({}, FakeTensorMode(allow_non_fake_inputs=True))
+            self._first = next(iter(training.batches.epoch(0)))
+            training.end_workers()
+        self.samples = training.data.samples
+        self.blocks = _blocks(training.model)
+        self.has_batch_norm = any(isinstance(module, _BatchNorm) for module in training.model.modules())
+        self._plans: dict[str, Plan] = {}
+
+    def plan(self, changes: Changes | None = None) -> Plan:
+        """Return the plan of the config with some changes, traced without data if the step allows it."""
+        changes = changes or {}
+        if repr(changes) not in self._plans:
+            self._plans[repr(changes)] = self._plan(changes)
+        return self._plans[repr(changes)]
+
+    def measure(self) -> Plan:
+        """Run two steps of the config with real tensors, and return what they needed."""
+        with preserved_random_state():
+            training = self._build({}, None)
+            window = list(itertools.islice(training.batches.epoch(0), training.config.train.accumulate))
+            return self._traced(training, window, None)
+
+    def _plan(self, changes: Changes) -> Plan:
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        with preserved_random_state():
+            try:
+                training = self._build(changes, mode)
+                return self._traced(training, self._window(training, mode), mode)
+            except GradwatchError:
+                raise  # a mistake that training would report too
+            except Exception as error:  # models of users may do anything that a tensor without data does not allow
+                reason = raised(error)
+            training = self._build(changes, None)
+            window = self._window(training, None)
+            return self._traced(
+                training, window, None, note=f"the step cannot be traced without data, so it was run ({reason})"
+            )
+
+    def _build(self, changes: Changes, mode: FakeTensorMode | None) -> TrainingState:
+        # in this process: one batch is read, and workers take seconds to start
+        config = self._load({**changes, **self._on_cpu, "data.workers": 0})
+        if mode is None:
+            return TrainingState.build(config, splits=self._splits)
+        # created on the device, because a module cannot move tensors without data
+        with mode, torch.device(build.device(config.train.device).type):
+            return TrainingState.build(config, splits=self._splits)
+
+    def _window(self, training: TrainingState, mode: FakeTensorMode | None) -> list[Batch]:
+        """Return the micro-batches of one step, of the size that the config says, from the first batch of the data."""
+        data, wanted = training.config.data, training.config.train.accumulate
+        size, first = len(self._first[1]), data.batch_size
+        if self.samples:
+            first = min(first, self.samples)
+            wanted = min(wanted, math.ceil(self.samples / first))
+
+        def resized(tensor: Tensor) -> Tensor:
+            if tensor.ndim == 0 or tensor.shape[0] != size:
+                return tensor if mode is None else mode.from_tensor(tensor)
+            shape = (first, *tensor.shape[1:])
+            if mode is None:  # repeats the samples, whose values keep the labels valid
+                return tensor[torch.arange(first) % size]
+            with mode:
+                return torch.empty(shape, dtype=tensor.dtype)
+
+        return [tree_map_only(Tensor, resized, tuple(self._first)) for _ in range(wanted)]
+
+    def _traced(
+        self, training: TrainingState, window: list[Batch], mode: FakeTensorMode | None, *, note: str = ""
+    ) -> Plan:
+        clip = training.config.train.clip
+        # larger than the limit, so that the gradient is clipped
+        norm = 2 * clip.norm if clip and clip.norm else 1.0
+        stepper = training.stepper(lambda: norm)
+        training.model.train()
+
+        def run(number: int) -> float:
+            # the first step only creates the optimizer's state; all micro-batches after the second are like it
+            part = window[: MICRO_BATCHES if number else 1]
+            stepper.run(part)
+            return len(window) / len(part)
+
+        return trace(
+            run,
+            batch=window,
+            model=training.model,
+            optimizer=training.optimizer,
+            device=training.device,
+            mode=mode,
+            notes=(*self._notes, *([note] if note else []), *_left_out(training)),
+        )
+
+
+def _left_out(training: TrainingState) -> list[str]:
+    """Return sentences on the memory of a training that its step does not show."""
+    config, notes = training.config, []
+    if config.train.compile:
+        notes.append("train.compile is left out: the step is planned as it runs without it")
+    if config.train.parallel != "none":
+        notes.append("train.parallel is left out: the step is planned for one process")
+    record = config.watch.record
+    if config.watch.enabled and record.enabled:
+        weights = sum(p.nbytes for p in (*training.model.parameters(), *training.model.buffers()))
+        state = sum(v.nbytes for s in training.optimizer.state.values() for v in s.values() if isinstance(v, Tensor))
+        if (weights + state) / 1e6 <= record.memory_mb:
+            notes.append(
+                f"not counted: the copy of weights and optimizer to replay a step, {shown_size(weights + state)} of "
+                "host memory (watch.record)"
+            )
+    return notes
+
+
+def _blocks(model: nn.Module) -> tuple[str, ...]:
+    """Return the names of the blocks of a model, in the order of the model."""
+    names = {module: name for name, module in model.named_modules()}
+    return tuple(names[block] for container in outermost_containers(model) for block in container)

@@ -1,0 +1,27 @@
+"""`gradwatch plan`: the memory of a training before it runs."""
+
+import json
+
+
+def test_a_plan_tells_the_peak_and_its_exit_code_whether_it_fits(gradwatch, config):
+    shown = gradwatch("plan", config, "--budget", "1GB")
+    refused = gradwatch("plan", config, "--budget", "100kB", "--format", "json")
+
+    assert (shown.code, refused.code) == (0, 1)
+    assert "fits in 1 GB" in shown.out
+    assert "activations" in shown.out
+    plan = json.loads(refused.out)
+    assert set(plan) == {"peak_bytes", "parameters", "parts", "modules"}
+    assert set(plan["parts"]) == {"weights", "gradients", "optimizer", "activations", "temporaries", "buffers"}
+    assert plan["parts"]["weights"] == 4 * plan["parameters"] == 4 * plan["modules"][0]["parameters"]
+    assert plan["modules"][0]["forward_ms"] is None
+    assert not (config.parent / "runs").exists()
+
+
+def test_mistakes_are_named(gradwatch, config):
+    size = gradwatch("plan", config, "--budget", "much")
+    setting = gradwatch("plan", config, "--set", "model.depht=3")
+
+    assert (size.code, setting.code) == (2, 2)
+    assert "--budget: got 'much', expected a size above 0 such as 8GB" in size.err
+    assert "depht" in setting.err

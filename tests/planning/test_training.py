@@ -1,0 +1,84 @@
+"""Check that the plan of a config follows its settings, and equals what a real step of it needs."""
+
+import itertools
+import json
+
+import pytest
+import torch
+
+from gradwatch.config.load import load_config
+from gradwatch.planning.training import ConfigPlanner
+from gradwatch.train.training_state import TrainingState
+
+CONFIG = """\
+model: {name: gpt, layers: 2, heads: 2, width: 64}
+data: {name: text, context: 64, batch_size: 8}
+optim: {name: adamw, lr: 1e-3}
+train: {steps: 3, device: cpu, clip: {norm: 1.0}}
+"""
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory):
+    path = tmp_path_factory.mktemp("planned") / "gpt.yaml"
+    path.write_text(CONFIG)
+    return lambda changes: load_config(path, [f"{key}={json.dumps(value)}" for key, value in changes.items()])
+
+
+@pytest.fixture(scope="module")
+def planner(load):
+    return ConfigPlanner(load)
+
+
+def allocated_peak(config):
+    """Return the peak of two real steps by the profiler of torch, which sees every allocation on the CPU."""
+    torch.manual_seed(0)
+    training = TrainingState.build(config)
+    window = list(itertools.islice(training.batches.epoch(0), config.train.accumulate))
+    stepper = training.stepper(lambda: 2.0)
+    live = sum(t.nbytes for t in (*training.model.parameters(), *training.model.buffers(), *itertools.chain(*window)))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        for _ in range(2):
+            stepper.run(window)
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    sizes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    return live + max(itertools.accumulate(sizes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"train.precision": "bf16", "train.activation_checkpointing": "sqrt", "optim.name": "sgd"},
+        {"train.precision": "fp16", "train.accumulate": 3, "data.batch_size": 4},
+    ],
+    ids=str,
+)
+def test_the_planned_peak_is_within_5_percent_of_what_is_allocated(planner, load, changes):
+    plan = planner.plan(changes)
+
+    assert plan.is_traced
+    assert plan.peak_bytes == pytest.approx(allocated_peak(load(changes)), rel=0.05)
+
+
+def test_activations_are_what_the_settings_change(planner):
+    plain = planner.plan()
+    checkpointed = planner.plan({"train.activation_checkpointing": "sqrt"})
+    accumulated = planner.plan({"data.batch_size": 4, "train.accumulate": 2})
+
+    # the tensors of the loss and of the blocks' parameters do not depend on the batch, so a little more than half
+    assert 0.5 <= accumulated.parts["activations"] / plain.parts["activations"] < 0.55
+    assert accumulated.flops == plain.flops
+    assert checkpointed.peak_bytes < plain.peak_bytes
+    # the products of the blocks run once more: a third of their passes
+    assert plain.flops < checkpointed.flops < 4 / 3 * plain.flops
+    assert checkpointed.parts["weights"] == plain.parts["weights"] == 4 * plain.parameters
+
+
+def test_planning_draws_no_random_numbers_and_measuring_gives_times(load):
+    before = torch.get_rng_state()
+
+    measured = ConfigPlanner(load).measure()
+
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not measured.is_traced
+    assert all(row.forward_ms > 0 for row in measured.modules if row.outputs)
