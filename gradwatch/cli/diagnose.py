@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from gradwatch.cli.newest_run import run_or_newest
-from gradwatch.cli.options import OUTPUT, THRESHOLDS, FailOnOption, exit_code
+from gradwatch.cli.options import OUTPUT, THRESHOLDS, FailOnOption, exit_code, run_or_newest
 from gradwatch.cli.output.console import output, print_message, write
 from gradwatch.cli.output.progress import progress_line
 from gradwatch.cli.verify import VerifyOptions, verify_run

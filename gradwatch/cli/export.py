@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gradwatch.cli.newest_run import run_or_newest
-from gradwatch.cli.options import OUTPUT
+from gradwatch.cli.options import OUTPUT, run_or_newest
 from gradwatch.cli.output.console import write
 
 

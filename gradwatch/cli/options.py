@@ -1,17 +1,23 @@
-"""Define the options and the exit code that several commands share."""
+"""Define the options and the exit code that several commands share, and find the run that they read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+
+from gradwatch.cli.output.console import print_message
+from gradwatch.errors import GradwatchError, RunError
 
 if TYPE_CHECKING:
     from gradwatch.records import Finding
 
 FINDINGS = 1
 INTERRUPTED = 3
+RUNS = Path("runs")
+"""Folder to search: the default of `run.out`."""
 
 OUTPUT = "Output"
 THRESHOLDS = "Thresholds"
@@ -46,3 +52,37 @@ def exit_code(findings: Iterable[Finding], fail_on: FailOn) -> int:
     if fail_on == "never":
         return 0
     return FINDINGS if any(f.severity >= Severity.parse(fail_on) for f in findings) else 0
+
+
+def run_or_newest(run: Path | None, *, command: str) -> Path:
+    """Return the given run or, without one, the newest run under `runs/`, and note it on standard error.
+
+    Args:
+        run: Run directory as given, or None.
+        command: Name of the calling command, for the message.
+
+    Raises:
+        GradwatchError: No run was given, and there is none under `runs/`.
+    """
+    if run:
+        return run
+    newest = _newest(RUNS)
+    if not newest:
+        raise GradwatchError(
+            f"{command}: no RUN given, and there is no run under {RUNS}/; name a run directory: gradwatch {command} RUN"
+        )
+    print_message("note", f"no RUN given; using the newest: {newest}")
+    return newest
+
+
+def _newest(folder: Path) -> Path | None:
+    """Return the run that was created last; damaged runs do not count."""
+    from gradwatch.history.disk.run_summary import RunSummary, directories, summarize
+
+    found: list[RunSummary] = []
+    for directory in directories(folder) if folder.is_dir() else ():
+        try:
+            found.append(summarize(directory))
+        except RunError:
+            continue  # `gradwatch runs` reports it
+    return max(found, key=lambda run: run.created).path if found else None

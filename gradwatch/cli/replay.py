@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gradwatch.cli.newest_run import run_or_newest
-from gradwatch.cli.options import FINDINGS, FormatOption
+from gradwatch.cli.options import FINDINGS, FormatOption, run_or_newest
 from gradwatch.cli.output.console import output, write
 
 STEPS = "Steps"
