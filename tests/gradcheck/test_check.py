@@ -13,12 +13,12 @@ from gradwatch.gradcheck.check import run_check
 # one case of each way in which a mistake is found, and of each way in which a right one misleads
 WRONG = (
     "cube_with_a_factor_of_two",
-    "difference_with_a_plus",
+    "penalty_through_a_backward_that_detaches",
     "dense_with_a_mean_for_the_bias",
     "square_map_transposed",
     "exponential_that_saves_its_input",
     "hinge_that_ignores_its_weight",
-    "leaky_relu_that_forgets_its_slope",
+    "complex_product_without_conjugates",
     "square_that_reads_memory_in_order",
     "square_whose_input_is_clamped_later",
     "sigmoid_whose_output_is_scaled_later",
@@ -42,7 +42,7 @@ RIGHT = (
     "large_offset",
     "spectral_norm_in_training",
     "straight_through_by_detach",
-    "target_without_a_graph",
+    "target_that_is_detached",
     "step_under_autocast",
     "counted_calls",
 )

@@ -341,3 +341,17 @@ def gelu_of_a_large_network():
 def many_kinks():
     net = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())
     return net, (torch.randn(32, 4),), squares
+
+
+def bootstrapped_by_detach(model, batch):
+    now, later = batch
+    target = 0.9 * model(later).max(-1).values.detach()
+    loss = (model(now)[:, 0] - target).pow(2).mean()
+    model.zero_grad()
+    loss.backward()
+    return loss.detach()
+
+
+@right
+def target_that_is_detached():
+    return bootstrapped_by_detach, classifier(), (torch.randn(6, 4), torch.randn(6, 4))

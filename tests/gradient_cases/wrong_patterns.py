@@ -336,3 +336,59 @@ class Sharpen(Function):
 @planted("temperature", Sharpen)
 def sigmoid_without_its_temperature():
     return applied(Sharpen, 0.25)
+
+
+class ComplexProduct(Function):
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        return a * b
+
+    @staticmethod
+    def backward(ctx, grad):
+        a, b = ctx.saved_tensors
+        return grad * b, grad * a  # mistake
+
+
+class Modulated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.phase = (nn.Parameter(torch.randn(4, dtype=torch.cfloat)) for _ in range(2))
+
+    def forward(self, x):
+        return ComplexProduct.apply(self.weight * x, self.phase.expand(5, 4))
+
+
+@planted("missing_term", ComplexProduct)
+def complex_product_without_conjugates():
+    return Modulated(), (torch.randn(5, 4),), lambda out: out.abs().pow(2).sum() + out.real.sum()
+
+
+class CubeOnce(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * 3 * (x * x).detach()  # mistake
+
+
+class Penalized(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 5), nn.Linear(5, 1)
+
+    def forward(self, x):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            out = self.second(CubeOnce.apply(self.first(x)))
+            (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        return out.mean() + slope.pow(2).sum(-1).mean()
+
+
+@planted("detach", CubeOnce)
+def penalty_through_a_backward_that_detaches():
+    return Penalized(), (torch.randn(5, 4),), lambda out: out

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
+from torch import Tensor
 from torch.autograd import Function
 
 from gradwatch.gradcheck.explain.hooks import GradientHook, without_hooks
-from gradwatch.gradcheck.explain.kinds import Named, name_mistake
+from gradwatch.gradcheck.explain.kinds import Named, backward_line, detaching_line, name_mistake
 from gradwatch.gradcheck.explain.nodes import NodeCheck, WrongArgument
 from gradwatch.gradcheck.explain.saved_tensors import unchanged
 from gradwatch.gradcheck.explain.statements import step_fault
@@ -21,6 +23,7 @@ from gradwatch.gradcheck.result import Fault
 from gradwatch.gradcheck.source import NOWHERE, SourceLine
 from gradwatch.gradcheck.stepping.cuts import Cut, GraphCuts, function_at, positions_at
 from gradwatch.gradcheck.stepping.function_calls import CallLog, RecordedCall, followed, method
+from gradwatch.gradcheck.stepping.step import CheckedStep
 
 MAX_CALLS = 40
 """Calls of one custom Function to check."""
@@ -61,8 +64,11 @@ class Explainer:
 
     def explain(self) -> Explanation:
         """Return the mistakes, and the leaves that differ on purpose."""
-        for experiment in (self._functions, self._hooks, self._graph_cuts, self._saved, self._step):
-            if self._open:
+        for experiment in (self._functions, self._second, self._hooks, self._graph_cuts, self._saved, self._step):
+            if not self._open:
+                break
+            # an experiment runs the user's code in ways that it was not written for; the verdict stands without it
+            with contextlib.suppress(Exception):
                 experiment()
         return self._result
 
@@ -105,7 +111,7 @@ class Explainer:
                 continue
             named = name_mistake(call, bad, nodes, self._judge.step.surroundings.modules)
             if named.kind == "inplace" and call.given:
-                named = Named("inplace", self._writer_of(call) or named.place, named.ratio)
+                named = Named("inplace", _writer_of(self._judge.step, self._found, call) or named.place, named.ratio)
             arguments = [_argument(call, w.index) for w in bad]
             self._result.faults.append(
                 Fault(
@@ -121,19 +127,32 @@ class Explainer:
             )
         self._close(explained)
 
-    def _writer_of(self, call: RecordedCall) -> SourceLine | None:
-        """Return the last line that wrote in place into an argument of a call."""
-        step = self._judge.step
-        step.move(self._found.point)
-        log = CallLog()
-        mode = GraphCuts(log)
-        with followed(log), step.inside(mode.watching):
-            step.gradients()
-        same = next((c for c in log.calls if c.index == call.index), None)
-        memories = {
-            t.untyped_storage().data_ptr() for t in (same.given if same else ()) if hasattr(t, "untyped_storage")
-        }
-        return next((w.place for w in reversed(mode.writes) if w.memory in memories), None)
+    def _second(self) -> None:
+        """Check the second derivative of each custom Function, if the step takes one."""
+        if not self._found.grads.is_second:
+            return
+        nodes = NodeCheck(self._judge.generator, self._judge.step.epsilon)
+        seen: set[type[Function]] = set()
+        for call in self._found.calls:
+            if call.function in seen or not call.ran_backward or self._judge.is_allowed(call.function):
+                continue
+            seen.add(call.function)
+            if nodes.has_right_second(call):
+                continue
+            place = detaching_line(call.function)
+            self._result.faults.append(
+                Fault(
+                    kind="detach" if place.file else "missing_term",
+                    where=call.name,
+                    text=f"the second derivative through {call.name}.backward is wrong: a part of it leaves the graph",
+                    tensors=tuple(self._open),
+                    file=place.file or backward_line(call.function).file,
+                    line=place.line or backward_line(call.function).line,
+                    source=place.text,
+                )
+            )
+        if self._result.faults and seen:
+            self._open = []
 
     def _hooks(self) -> None:
         """Run without gradient hooks, and find the one whose absence makes a leaf right."""
@@ -198,7 +217,7 @@ class Explainer:
                 self._result.on_purpose.update(dict.fromkeys(names, f"a step function with a path around it, {shown}"))
             else:
                 step = self._judge.step
-                where = function_at(place, self._functions_of_step()) or type(step.model).__name__
+                where = function_at(place, _functions_of_step(self._judge.step)) or type(step.model).__name__
                 self._result.faults.append(
                     Fault(
                         kind="detach",
@@ -248,7 +267,7 @@ class Explainer:
         memories = dict(saved.changed)
         writes = [w for w in mode.writes if w.memory in memories and w.saved_before > memories[w.memory]]
         place = writes[-1].place if writes else NOWHERE
-        where = function_at(place, self._functions_of_step()) or names[0]
+        where = function_at(place, _functions_of_step(self._judge.step)) or names[0]
         self._result.faults.append(
             Fault(
                 kind="inplace",
@@ -269,10 +288,22 @@ class Explainer:
         self._result.faults += step_fault(self._judge.step, comparison, self._open, right)
         self._open = []
 
-    def _functions_of_step(self) -> list[object]:
-        step = self._judge.step
-        forwards = [type(m).forward for m in step.surroundings.modules if inspect.isfunction(type(m).forward)]
-        return [*step.functions, *dict.fromkeys(forwards)]
+
+def _writer_of(step: CheckedStep, found: Examined, call: RecordedCall) -> SourceLine | None:
+    """Return the last line that wrote in place into an argument of a call."""
+    step.move(found.point)
+    log = CallLog()
+    mode = GraphCuts(log)
+    with followed(log), step.inside(mode.watching):
+        step.gradients()
+    same = next((c for c in log.calls if c.index == call.index), None)
+    memories = {t.untyped_storage().data_ptr() for t in (same.given if same else ()) if isinstance(t, Tensor)}
+    return next((w.place for w in reversed(mode.writes) if w.memory in memories), None)
+
+
+def _functions_of_step(step: CheckedStep) -> list[object]:
+    forwards = [type(m).forward for m in step.surroundings.modules if inspect.isfunction(type(m).forward)]
+    return [*step.functions, *dict.fromkeys(forwards)]
 
 
 def _argument(call: RecordedCall, index: int) -> str:

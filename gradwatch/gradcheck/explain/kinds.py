@@ -11,6 +11,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
 
 from gradwatch.gradcheck.explain.nodes import NodeCheck, WrongArgument, again
 from gradwatch.gradcheck.explain.repair import repair
@@ -80,6 +81,24 @@ def name_mistake(
     if fixed is not None and fixed.kind != "factor":
         return Named(fixed.kind, fixed.place)
     return _by_pattern(call, wrong, nodes, backward, fixed.place if fixed else made)
+
+
+def detaching_line(function: type[Function]) -> SourceLine:
+    """Return the line of a backward that takes a value out of the graph, or no line."""
+    source = source_of(method(function, "backward"))
+    cuts = (
+        source.simple(lambda s: calls(s, ("detach", "item", "numpy", "tolist")) or mentions(s, ("data",)))
+        if source
+        else []
+    )
+    return source.place(cuts[0]) if source and cuts else NOWHERE
+
+
+def backward_line(function: type[Function]) -> SourceLine:
+    """Return the line of a backward that returns its gradients, or no line."""
+    source = source_of(method(function, "backward"))
+    returns = source.returned() if source else []
+    return source.place(returns[-1][0]) if source and returns else NOWHERE
 
 
 def _agree(
@@ -260,6 +279,8 @@ def _lacks_inner_product(call: RecordedCall, wrong: WrongArgument) -> bool:
     error = (wrong.analytic_E - wrong.numeric_E).view(wrong.value.shape)
     for weights in (outputs[0], outputs[0].exp()):
         for dimension in range(weights.ndim):
+            if not torch.allclose(weights.sum(dimension), torch.ones((), dtype=weights.dtype)):
+                continue  # no distribution
             quotient = error / weights
             spread = (quotient - quotient.mean(dimension, keepdim=True)).abs().max()
             if float(spread) <= NEAR * float(quotient.abs().max()) and weights.shape[dimension] > 2:

@@ -12,7 +12,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from gradwatch.gradcheck.compare import RIGHT
+from gradwatch.gradcheck.compare import RIGHT, WRONG
 from gradwatch.gradcheck.differences import kink, slope
 from gradwatch.gradcheck.stepping.function_calls import RecordedCall
 from gradwatch.gradcheck.stepping.tensors import copied, inner, is_continuous, norm, random_like, scale_of
@@ -123,6 +123,35 @@ class NodeCheck:
             return 0.0
         return difference / size
 
+    def has_right_second(self, call: RecordedCall) -> bool:
+        """Return whether autograd differentiates the backward of a call as differences of its gradients do."""
+        values = [a for a, n in zip(call.args, call.needs, strict=True) if n]
+        shifts = [scale_of(v) * random_like(v, self._generator) for v in values]
+        weights = [random_like(v, self._generator) for v in values]
+
+        def product(multiple: float, *, with_graph: bool = False) -> tuple[float, float]:
+            moved = iter([v + multiple * shift for v, shift in zip(values, shifts, strict=True)])
+            args = [next(moved) if n else a for a, n in zip(call.args, call.needs, strict=True)]
+            leaves = [a.requires_grad_() for a, n in zip(args, call.needs, strict=True) if n]
+            grads = _gradients(call, args, leaves, with_graph=with_graph)
+            pairs = [(w, g) for w, g in zip(weights, grads, strict=True) if g is not None]
+            value = math.fsum(inner(w, g) for w, g in pairs)
+            graphs = [
+                (w.conj() * g).real.sum() if g.is_complex() else (w * g).sum() for w, g in pairs if g.requires_grad
+            ]
+            if not with_graph or not graphs:
+                return value, 0.0
+            found = torch.autograd.grad(torch.stack(graphs).sum(), leaves, allow_unused=True)
+            return value, math.fsum(inner(g, s) for g, s in zip(found, shifts, strict=True) if g is not None)
+
+        try:
+            value, analytic = product(0.0, with_graph=True)
+        except RuntimeError:  # once_differentiable says so itself
+            return True
+        by_differences = slope(lambda m: product(m)[0], typical=abs(analytic) + abs(value), epsilon=self._epsilon)
+        size = max(abs(analytic), abs(by_differences.value))
+        return abs(analytic - by_differences.value) <= WRONG * size + 10 * by_differences.error
+
     def _wrong(self, call: RecordedCall, i: int) -> WrongArgument | None:
         grad = call.gradient(i)
         if self.agrees(call, i, grad) and self.agrees(call, i, grad):
@@ -177,7 +206,11 @@ class _Functional:
 
     def __call__(self, multiple: float) -> float:
         args = list(copied(self._call.args))
-        args[self._i].add_(self._shift, alpha=multiple)
+        value = args[self._i]
+        if 0 in value.stride():  # several elements share their memory
+            args[self._i] = value + multiple * self._shift
+        else:
+            value.add_(self._shift, alpha=multiple)
         outputs = run(self._call, args)
         grads = self._call.grad_outputs or ()
         pairs = zip(outputs, grads, strict=False)
@@ -190,6 +223,23 @@ def run(call: RecordedCall, args: Sequence[Any]) -> tuple[Any, ...]:
     with torch.no_grad():
         result = call.function.apply(*args)
     return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+
+
+def _gradients(
+    call: RecordedCall, args: Sequence[Any], leaves: Sequence[Tensor], *, with_graph: bool
+) -> Sequence[Tensor | None]:
+    """Return the gradients of some arguments, for the gradients that the call's backward got."""
+    set_random_state(call.random)
+    with torch.enable_grad():
+        result = call.function.apply(*args)
+        outputs = tuple(result) if isinstance(result, (tuple, list)) else (result,)
+        pairs = [
+            (o, g)
+            for o, g in zip(outputs, call.grad_outputs or (), strict=False)
+            if isinstance(o, Tensor) and o.requires_grad and isinstance(g, Tensor)
+        ]
+        outs, grads = [o for o, _ in pairs], [g for _, g in pairs]
+        return torch.autograd.grad(outs, leaves, grads, create_graph=with_graph, allow_unused=True)
 
 
 def again(

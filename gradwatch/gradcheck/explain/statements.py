@@ -69,6 +69,9 @@ def _kind_of_all(
         return "double_count"
     if count > 1 and math.isclose(ratio, count, rel_tol=SAME):
         return "accumulation"
+    is_bias = right and all(comparison.grads.by_name[n].ndim == 1 for n in wrong)
+    if is_bias and any(math.isclose(ratio, 1 / n, rel_tol=SAME) for n in _batch_sizes(step) if n > 1):
+        return "bias_mean"
     if any(math.isclose(ratio, rate, rel_tol=SAME) for rate in _rates(step)):
         return "lr_scale"
     return "factor"

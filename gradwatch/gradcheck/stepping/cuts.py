@@ -32,11 +32,15 @@ class Cut:
         place: The line of the user's code.
         value: The value in the first run.
         on_purpose: Why the cut is taken for deliberate, or an empty string.
+        source: Identity of the module whose output was detached, or 0.
+        is_outside: Whether a tensor was detached outside of all modules.
     """
 
     place: SourceLine
     value: Any
     on_purpose: str
+    source: int = 0
+    is_outside: bool = False
 
 
 @final
@@ -78,12 +82,13 @@ class GraphCuts(TorchFunctionMode):
         self._outputs: dict[int, int] = {}
         self._alive: list[Any] = []
         self._runs: dict[int, int] = {}
-        self._roots, self._bare_passes = 0, 0
+        self._roots, self._bare_passes, self._backwards = 0, 0, 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation, and record or replace its result."""
         if self._log.depth or torch._C._current_graph_task_id() != -1:
             return func(*args, **(kwargs or {}))
+        self._backwards += func is Tensor.backward
         is_cut = _cuts(func, args) and not (self._fills and self._keeps_account(args))
         result = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
@@ -94,7 +99,10 @@ class GraphCuts(TorchFunctionMode):
         position, self._position = self._position, self._position + 1
         if self._held is None:
             value = tree_map_only(Tensor, lambda t: t.detach().clone(), result)
-            self.cuts.append(Cut(calling_place(), value, self._purpose(func, args)))
+            is_detached = func in DETACHING
+            source = self._outputs.get(id(args[0]), 0) if is_detached else 0
+            is_outside = is_detached and not self._stack
+            self.cuts.append(Cut(calling_place(), value, self._purpose(func), source, is_outside))
             return result
         if position not in self._held or position >= len(self.cuts):
             return result
@@ -107,7 +115,7 @@ class GraphCuts(TorchFunctionMode):
         """Return whether a cut is that of a number outside of modules, in a step that runs its own backward pass."""
         return not self._stack and bool(args) and isinstance(args[0], Tensor) and args[0].numel() == 1
 
-    def _purpose(self, func: Any, args: Any) -> str:
+    def _purpose(self, func: Any) -> str:
         """Return why a cut is taken for deliberate."""
         if not is_users(_innermost()):
             return "torch itself leaves the graph here"
@@ -115,19 +123,22 @@ class GraphCuts(TorchFunctionMode):
             return "a whole module runs under no_grad"
         if not torch.is_grad_enabled() and not self._stack and self._bare_passes:
             return "it follows a pass through the model under no_grad"
-        if func in DETACHING:
-            if self._runs.get(self._outputs.get(id(args[0]), 0), 0) > 1:
-                return "the output of one of several passes through a module"
-            if not self._stack and self._roots > 1:
-                return "one of several passes through the model"
-            if _is_straight_through(calling_place()):
-                return "straight-through: x + (f(x) - x).detach()"
+        if func in DETACHING and _is_straight_through(calling_place()):
+            return "straight-through: x + (f(x) - x).detach()"
         return ""
+
+    def _settle(self) -> None:
+        """Mark the cuts that only the whole run shows to be deliberate."""
+        for cut in self.cuts:
+            if not cut.on_purpose and self._runs.get(cut.source, 0) > 1:
+                cut.on_purpose = "the output of one of several passes through a module"
+            elif not cut.on_purpose and cut.is_outside and self._roots > max(self._backwards, 1):
+                cut.on_purpose = "one of several passes through the model"
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Start a run: enter the mode, and follow the calls of modules."""
-        self._position, self._roots, self._bare_passes = 0, 0, 0
+        self._position, self._roots, self._bare_passes, self._backwards = 0, 0, 0, 0
         self._stack, self._runs, self._outputs, self._alive = [], {}, {}, []
         handles = [
             module_hooks.register_module_forward_pre_hook(self._enter),
@@ -136,6 +147,8 @@ class GraphCuts(TorchFunctionMode):
         try:
             with self:
                 yield
+            if self._held is None:
+                self._settle()
         finally:
             for handle in handles:
                 handle.remove()

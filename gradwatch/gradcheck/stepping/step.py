@@ -23,6 +23,8 @@ from gradwatch.probe.device.sync import to_float
 Call = Callable[..., Any]
 ENGINE = "_engine_run_backward"
 """Function of torch that every backward pass goes through."""
+CREATE_GRAPH = 3
+"""Position of its argument `create_graph`."""
 
 
 @final
@@ -36,6 +38,7 @@ class Gradients:
         absent: Names of leaves without a gradient.
         backwards: Number of backward passes that the step ran itself.
         passes: Number of forward passes through the model.
+        is_second: Whether the step differentiates a gradient.
     """
 
     loss: float
@@ -43,6 +46,7 @@ class Gradients:
     absent: frozenset[str]
     backwards: int
     passes: int
+    is_second: bool
 
 
 @final
@@ -135,6 +139,7 @@ class CheckedStep:
                 absent=frozenset(n for n, g in grads.items() if g is None),
                 backwards=count.backwards,
                 passes=count.passes,
+                is_second=count.with_graph > 0,
             )
 
     def decide_graph(self, loss: float) -> float:
@@ -255,9 +260,10 @@ def _clone(tensor: Tensor) -> Tensor:
 @final
 @dataclass(slots=True)
 class PassCount:
-    """Numbers of backward passes, and of forward passes through a model."""
+    """Numbers of backward passes, of those that make a graph, and of forward passes through a model."""
 
     backwards: int = 0
+    with_graph: int = 0
     passes: int = 0
 
 
@@ -270,6 +276,7 @@ def counted(model: nn.Module | None) -> Iterator[PassCount]:
     def run(*args: Any, **options: Any) -> Any:
         if torch._C._current_graph_task_id() == -1:  # not the recomputation of a checkpoint
             count.backwards += 1
+            count.with_graph += len(args) > CREATE_GRAPH and bool(args[CREATE_GRAPH])
         return engine(*args, **options)
 
     def passed(*_: Any) -> None:
