@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from gradwatch.diagnose.gradient_noise import noise_scale as noise_scale
     from gradwatch.errors import FindingError as FindingError
     from gradwatch.gradcheck.check import check as check
+    from gradwatch.gradcheck.layer.check_layer import check_layer as check_layer
     from gradwatch.history.store import History as History
     from gradwatch.monitor import Monitor as Monitor
     from gradwatch.monitor import Schedule as Schedule
@@ -33,6 +34,7 @@ _HOME = {
     "Run": "gradwatch.run",
     "Schedule": "gradwatch.monitor",
     "check": "gradwatch.gradcheck.check",
+    "check_layer": "gradwatch.gradcheck.layer.check_layer",
     "curvature": "gradwatch.probe.curvature",
     "incidents": "gradwatch.replay.incident",
     "load_run": "gradwatch.run",
@@ -52,6 +54,7 @@ __all__ = [
     "Schedule",
     "__version__",
     "check",
+    "check_layer",
     "curvature",
     "incidents",
     "load_run",

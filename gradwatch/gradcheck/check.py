@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gradwatch.errors import GradwatchError, did_you_mean
 from gradwatch.gradcheck.batches import batch_law, smaller
+from gradwatch.gradcheck.broadcasts import crossed_samples
 from gradwatch.gradcheck.compare import LeafOutcome
 from gradwatch.gradcheck.explain.explainer import Explainer
 from gradwatch.gradcheck.forward_mode import forward_derivative
@@ -133,7 +134,7 @@ def _judged(judge: Judge, begin: float) -> GradientCheck:
             faults += _of_smaller_batch(judge, part.step, found)
     forward = _forward_mode(judge, found, wrong)
     verdicts = tuple(_verdict(n, o, purposes, faults, forward.get(n)) for n, o in found.outcomes.items())
-    notes = [*dict.fromkeys(purposes.values())]
+    notes = [*dict.fromkeys(purposes.values()), *crossed_samples(step)]
     if judge.joint:
         notes.append("the tensors were moved together, since there is no time to move each alone")
     allowed = dict.fromkeys(c.function.__name__ for c in judge.calls if judge.is_allowed(c.function))

@@ -63,7 +63,7 @@ class OpTracer(TorchDispatchMode):
         # measured before the call, since the operation may overwrite its inputs
         operation.inputs = tuple(self.value(t) for t in given)
         out = func(*args, **kwargs) if not self._widen else _widened(func, args, kwargs)
-        changed = _changed(func, args, kwargs)
+        changed = changed_arguments(func, args, kwargs)
         # an in-place operation returns its argument, which must not count twice
         returned = [t for t in tree_leaves(out) if isinstance(t, Tensor) and all(t is not c for c in changed)]
         before = {storage(t) for t in given}
@@ -207,7 +207,7 @@ def _writes(func: Any) -> tuple[tuple[int, str], ...]:
     return tuple((i, a.name) for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
 
 
-def _changed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+def changed_arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """Return the tensor arguments that an operation writes into."""
     written = [args[i] if i < len(args) else kwargs.get(name) for i, name in _writes(func)]
     return [t for t in tree_leaves(written) if isinstance(t, Tensor)]
@@ -216,7 +216,7 @@ def _changed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[
 def _widened(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Run an operation in float32 instead of a half format."""
     # arguments that are written to keep their dtype: a converted copy would receive the result instead
-    kept = {id(t) for t in _changed(func, args, kwargs)}
+    kept = {id(t) for t in changed_arguments(func, args, kwargs)}
 
     def wide(value: Any) -> Any:
         if isinstance(value, Tensor) and value.dtype in HALF and id(value) not in kept:

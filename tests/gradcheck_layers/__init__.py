@@ -1,0 +1,1 @@
+"""Layers with planted mistakes, for the tests of `gradwatch.check_layer`."""
