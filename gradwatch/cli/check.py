@@ -74,16 +74,25 @@ def command(
 ) -> None:
     """Check whether gradients are right: against differences of the loss, in float64, in the step as it really runs.
 
+    Of a layer, its properties are checked too, such as samples that do not affect each other.
+
     Exit codes: 0 right, 1 wrong, 2 a mistake in the call.
     """
     found = _checked(target, inputs or [], overrides or [], step, layer=layer, allow=allow or [], within=within)
+    properties = None
+    if inputs:  # then the target is a layer
+        from gradwatch.gradcheck.targets import check_layer_properties
+
+        properties = check_layer_properties(target, inputs)
     if form == "json":
         import json
 
-        write(json.dumps(found.to_json(), indent=1) + "\n")
+        document = found.to_json() | ({"layer": properties.to_json()} if properties else {})
+        write(json.dumps(document, indent=1) + "\n")
     else:
-        write(f"{found}\n")
-    raise typer.Exit(FINDINGS if found.is_wrong else 0)
+        write(f"{found}\n" + (f"{properties}\n" if properties else ""))
+    is_wrong = found.is_wrong or (properties is not None and properties.is_wrong)
+    raise typer.Exit(FINDINGS if is_wrong else 0)
 
 
 def _checked(

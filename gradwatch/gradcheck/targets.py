@@ -20,6 +20,8 @@ from gradwatch import plugins
 from gradwatch.config.load import load_config
 from gradwatch.errors import GradwatchError, RunError, raised
 from gradwatch.gradcheck.check import run_check
+from gradwatch.gradcheck.layer.check_layer import check_layer as properties_of
+from gradwatch.gradcheck.layer.result import LayerCheck
 from gradwatch.gradcheck.result import GradientCheck
 from gradwatch.gradcheck.stepping.step import CheckedStep
 from gradwatch.history.disk.writer import read
@@ -62,6 +64,18 @@ def check_layer(
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         shapes = " and ".join(inputs)
         raise GradwatchError(f"check: {target} does not take inputs of {shapes}: {raised(error)}") from error
+
+
+def check_layer_properties(target: str, inputs: Sequence[str]) -> LayerCheck | None:
+    """Check the properties of a layer, such as independent samples; return None for a function.
+
+    Args:
+        target: As for `check_layer`.
+        inputs: As for `check_layer`.
+    """
+    torch.manual_seed(0)
+    made = _made(target)
+    return properties_of(made, *map(_input, inputs)) if isinstance(made, nn.Module) else None
 
 
 def check_config(

@@ -64,6 +64,17 @@ def test_json_holds_the_fault_and_the_coverage(gradwatch, folder):
     assert (found["verdict"], found["faults"][0]["kind"], found["faults"][0]["line"]) == ("wrong", "factor", 15)
     assert found["faults"][0]["ratio"] == pytest.approx(2.0, rel=1e-4)
     assert {t["name"]: t["verdict"] for t in found["tensors"]}["last.weight"] == "right"
+    assert found["layer"]["verdict"] == "holds"
+
+
+def test_the_properties_of_a_layer_follow_its_gradient(gradwatch, folder):
+    (folder / "cubes.py").write_text(LAYER.replace("Cube.apply(self.first(x))", "self.first(x).softmax(0)"))
+
+    done = gradwatch("check", "cubes:Layer", "--input", "8x16")
+
+    assert done.code == 1
+    assert done.out.startswith("the gradient is right\n")
+    assert "samples        fails        `softmax` in Layer mixes the samples of the batch" in done.out
 
 
 def test_a_layer_of_torch_with_integers_is_right(gradwatch, folder):

@@ -10,6 +10,8 @@ from torch.nn import functional as F
 
 import gradwatch
 from gradwatch.errors import GradwatchError
+from gradwatch.gradcheck.layer.check_layer import PROPERTIES
+from gradwatch.gradcheck.layer.trial import LayerTrial
 
 
 class Attention(nn.Module):
@@ -141,13 +143,14 @@ def test_a_healthy_layer_fails_no_property(name):
 
 @pytest.mark.parametrize(("kind", "shape", "name", "text"), BAD, ids=[f"{k.__name__}-{n}" for k, _, n, _ in BAD])
 def test_a_planted_mistake_fails_its_property_with_its_line(kind, shape, name, text):
-    found = gradwatch.check_layer(kind(), torch.randn(shape))
+    trial = LayerTrial(kind(), (torch.randn(shape),), batch_axis=None)
 
-    assert found.is_wrong
-    assert found[name].outcome == "fails"
-    assert text in found[name].text
+    found = PROPERTIES[name](trial)
+
+    assert found.outcome == "fails"
+    assert text in found.text
     if line := planted_line(kind):
-        assert (found[name].file.endswith("bad_layers.py"), found[name].line) == (True, line)
+        assert (found.file.endswith("bad_layers.py"), found.line) == (True, line)
 
 
 def test_what_equal_calls_do_differently_is_blamed_on_nothing_else():
@@ -158,6 +161,7 @@ def test_what_equal_calls_do_differently_is_blamed_on_nothing_else():
 
     found = gradwatch.check_layer(Clock(6, 6), torch.randn(FLAT))
 
+    assert found.is_wrong
     assert [p.name for p in found.properties if p.outcome == "fails"] == ["deterministic"]
     assert {p.name for p in found.properties if p.outcome == "cannot tell"} >= {"state", "samples", "modes"}
 
