@@ -16,6 +16,7 @@ from gradwatch.gradcheck.broadcasts import BroadcastWatch
 from gradwatch.gradcheck.layer.recorder import RecordedOp, alike, run_layer
 from gradwatch.gradcheck.layer.result import LayerProperty
 from gradwatch.gradcheck.layer.trial import LayerTrial, Pass
+from gradwatch.gradcheck.stepping.step import eager
 from gradwatch.replay.locate.module_stack import ModuleStack
 
 CHANGED = 3
@@ -35,7 +36,8 @@ class Mixing:
         mixes: First operation with a result that depends on two samples, or None.
         scatters: First operation, before that, after which no axis keeps the samples apart, or None.
         moves: First operation that puts a sample where another one belongs, or None.
-        has_axis: Whether an output has an axis of the samples.
+        has_axis: Whether an output has one axis of the samples.
+        pairs: Whether an output has several, such as a matrix of similarities.
         is_tested: Whether the outputs changed at all.
     """
 
@@ -44,6 +46,7 @@ class Mixing:
     scatters: RecordedOp | None = None
     moves: RecordedOp | None = None
     has_axis: bool = False
+    pairs: bool = False
     is_tested: bool = False
 
 
@@ -74,7 +77,8 @@ def independent_samples(trial: LayerTrial) -> LayerProperty:
     """Judge whether each sample of the output depends on its own sample of the input alone, in both modes."""
     evaluated = find_mixing(trial, training=False)
     if not evaluated.has_axis:
-        return LayerProperty(name="samples", outcome="cannot tell", text="no output has an axis of the samples")
+        text = "an output pairs the samples" if evaluated.pairs else "no output has an axis of the samples"
+        return LayerProperty(name="samples", outcome="cannot tell", text=text)
     if not evaluated.is_tested:
         return LayerProperty(name="samples", outcome="cannot tell", text="no output changes with the input")
     if evaluated.leaks and not _is_batch_norm(evaluated.mixes):
@@ -102,7 +106,7 @@ def unpaired_samples(trial: LayerTrial) -> LayerProperty:
     modules = ModuleStack(module)
     watch = BroadcastWatch(trial.prime, modules)
     trial.reset_random()
-    with modules, watch:
+    with modules, eager(), watch:
         run_layer(module, trial.batch(trial.prime))
     if not watch.found:
         return LayerProperty(name="broadcast", outcome="holds", text="no sample is broadcast against the others")
@@ -134,12 +138,14 @@ def find_mixing(trial: LayerTrial, *, training: bool) -> Mixing:
         batch, dtype = trial.batch(n), None
         base = passed(batch, dtype)
     changed = [passed(trial.with_changed_sample(batch, i), dtype) for i in range(min(CHANGED, n))]
+    two = passed(trial.batch(2, dtype=dtype), dtype)  # shows which axes are those of the samples
     found = Mixing()
     for i, out in enumerate(base.outputs):
-        axis = next((a for a, size in enumerate(out.shape) if size == n), None)
-        if axis is None or not out.is_floating_point():
+        axes = [a for a, (size, less) in enumerate(zip(out.shape, two.outputs[i].shape, strict=False)) if size != less]
+        found.pairs |= len(axes) > 1
+        if len(axes) != 1 or out.shape[axes[0]] != n or not out.is_floating_point():
             continue
-        found.has_axis = True
+        axis, found.has_axis = axes[0], True
         for sample, other in enumerate(changed):
             if other.outputs[i].shape != out.shape:
                 continue

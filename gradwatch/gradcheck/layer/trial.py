@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from gradwatch.errors import GradwatchError
 from gradwatch.gradcheck.layer.recorder import OpRecorder, RecordedOp, run_layer
+from gradwatch.gradcheck.stepping.step import eager
 from gradwatch.gradcheck.stepping.tensors import is_continuous
 from gradwatch.replay.locate.module_stack import ModuleStack
 from gradwatch.state.rng import random_state, set_random_state
@@ -145,7 +146,7 @@ class LayerTrial:
         modules = ModuleStack(module)
         recorder = OpRecorder(modules, keep=keep)
         self.reset_random(seed)
-        with modules, torch.enable_grad(), warnings.catch_warnings():
+        with modules, torch.enable_grad(), warnings.catch_warnings(), eager():
             warnings.simplefilter("ignore")
             with recorder if record else nullcontext():
                 out = run_layer(module, inputs)

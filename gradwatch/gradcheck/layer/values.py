@@ -41,9 +41,9 @@ def shapes(trial: LayerTrial) -> LayerProperty:
     for n in sizes:
         for i, (out, usual) in enumerate(zip(passes[n].outputs, passes[a].outputs, strict=False)):
             expected = list(usual.shape)
-            axis = axes[i]
-            if axis is not None and expected[axis] % a == 0:
-                expected[axis] = expected[axis] // a * n
+            for axis in axes[i]:
+                if expected[axis] % a == 0:
+                    expected[axis] = expected[axis] // a * n
             if list(out.shape) != expected:
                 at = _shape_changer(passes[n].operations, passes[a].operations)
                 text = f"a batch of {n} gives {tuple(out.shape)}, expected {tuple(expected)}"
@@ -78,8 +78,8 @@ def extremes(trial: LayerTrial) -> LayerProperty:
     return LayerProperty(name="extremes", outcome="fails", text=text, module=found.module, **at)  # type: ignore[arg-type]  # by name
 
 
-def _grown(a: torch.Size, b: torch.Size) -> int | None:
-    return next((i for i, (m, n) in enumerate(zip(a, b, strict=False)) if m != n), None)
+def _grown(a: torch.Size, b: torch.Size) -> list[int]:
+    return [i for i, (m, n) in enumerate(zip(a, b, strict=False)) if m != n]
 
 
 def _shape_changer(operations: list[RecordedOp], usual: list[RecordedOp]) -> RecordedOp | None:

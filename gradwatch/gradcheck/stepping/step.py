@@ -205,7 +205,7 @@ class CheckedStep:
                 leaf.grad = None
             for tensor, value in zip(self._others, self.point.others, strict=True):
                 tensor.copy_(value)
-        with warnings.catch_warnings(), _eager():
+        with warnings.catch_warnings(), eager():
             warnings.simplefilter("ignore")
             yield
 
@@ -248,7 +248,7 @@ class CheckedStep:
         return found
 
 
-def _eager() -> AbstractContextManager[Any]:
+def eager() -> AbstractContextManager[Any]:
     """Run compiled models in eager mode; without one, torch's compiler is not even imported, which takes seconds."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 

@@ -72,6 +72,16 @@ class SamplesNoise(nn.Module):
         return self.last + torch.randn_like(x)
 
 
+class Similarities(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Linear(6, 5)
+
+    def forward(self, x):
+        z = F.normalize(self.dense(x), dim=-1)
+        return z @ z.T
+
+
 class Gated(nn.Module):
     def __init__(self):
         super().__init__()
@@ -117,9 +127,12 @@ HEALTHY = {
     "spectral_norm": lambda: (nn.utils.parametrizations.spectral_norm(nn.Linear(6, 4)), FLAT),
     "cosine": lambda: (nn.CosineSimilarity(), FLAT, FLAT),
     "alpha_dropout": lambda: (nn.AlphaDropout(0.2), FLAT),
+    "similarities": lambda: (Similarities(), FLAT),
+    "as_many_outputs_as_samples": lambda: (nn.Linear(6, 5), FLAT),
     "loss": lambda: (nn.CrossEntropyLoss(), FLAT, torch.randint(0, 6, (4,))),
 }
 UNKNOWN = {
+    "similarities": {"samples"},  # a result belongs to two samples
     "loss": {"samples"},  # its result has no samples
     "local_response_norm": {"dtype"},  # torch has no average pooling in bfloat16 on a CPU
 }
