@@ -11,10 +11,13 @@ import typer
 from gradwatch.cli.command import suggest_set
 from gradwatch.cli.options import FormatOption
 from gradwatch.cli.output.console import output, print_message, write
-from gradwatch.errors import GradwatchError
+from gradwatch.cli.output.progress import progress_line
+from gradwatch.errors import GradwatchError, RunError
 
 if TYPE_CHECKING:
     from gradwatch.config.sections.root import Config
+    from gradwatch.planning.advice import Advised
+    from gradwatch.planning.training import ConfigPlanner
 
 DOES_NOT_FIT = 1
 
@@ -33,7 +36,16 @@ def command(
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Memory that the training may take, such as `8GB` or `24GiB`; by default, that of this machine.",
+            help="Memory that the training may take, such as `8GB` or `24GiB`: also finds the largest batch and the "
+            "changes that save memory. Without it, the limit is the memory of this machine.",
+            show_default=False,
+        ),
+    ] = None,
+    patch: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the cheapest change that fits the budget to FILE, for `train --set-file FILE`.",
             show_default=False,
         ),
     ] = None,
@@ -51,6 +63,8 @@ def command(
     if (hint := suggest_set(str(config))) and not config.exists():
         raise GradwatchError(f"plan: got {config} as CONFIG, expected a YAML file{hint}")
     given = parse_size(budget, key="--budget") if budget else None
+    if patch and not given:
+        raise GradwatchError(f"--patch: got {patch} without a budget that the change has to fit; add --budget 8GB")
     from gradwatch.config.load import load_config
 
     load_config(config, overrides or [], changes=set_files or [], is_new=True)  # reports mistakes without torch
@@ -68,12 +82,47 @@ def command(
     plan = planner.plan()
     measured = planner.measure() if measure else None
     limit = given or machine_memory(plan.device)
+    advised = _advised(planner, given, hidden=form == "json") if given and (patch or form == "text") else None
+    if advised and patch:
+        _write_patch(advised, patch, config)
     if form == "json":
         write(json.dumps((measured or plan).to_json(), indent=1) + "\n")
     else:
-        from gradwatch.cli.output.plan import print_plan
+        from gradwatch.cli.output.plan import print_advice, print_plan
 
         print_plan(output(), plan, limit=limit, measured=measured)
+        if advised:
+            print_advice(output(), advised, patch=patch)
         for note in plan.notes:
             print_message("note", note)
     raise typer.Exit(0 if plan.peak_bytes <= limit else DOES_NOT_FIT)
+
+
+def _advised(planner: ConfigPlanner, budget: int, *, hidden: bool) -> Advised | None:
+    """Return what fits into a budget, or None if each change would have to run."""
+    from gradwatch.planning.advice import Advisor
+
+    if not planner.plan().is_traced:
+        print_message("note", "no changes are tried, because each would have to run")
+        return None
+    with progress_line(hidden=hidden) as progress:
+        return Advisor(planner, budget, progress=progress).advise()
+
+
+def _write_patch(advised: Advised, path: Path, config: Path) -> None:
+    """Write the cheapest change that fits to a file; if none is needed or fits, leave the file alone."""
+    from gradwatch.history.disk import atomic
+    from gradwatch.planning.size import shown_size
+    from gradwatch.render.common.config_patch import patch_yaml
+
+    if (best := advised.cheapest) is None:
+        return
+    lines = [
+        f"# {best.text}: {shown_size(best.plan.peak_bytes)} fit in {shown_size(advised.budget)}",
+        f"# Apply it: gradwatch train {config} --set-file {path}",
+        patch_yaml(best.changes),
+    ]
+    try:
+        atomic.replace(path, ("\n".join(lines) + "\n").encode())
+    except RunError as error:
+        raise RunError(f"--patch: {error}; choose another file") from error

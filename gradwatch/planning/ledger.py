@@ -10,6 +10,7 @@ from typing import final
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 
 class Purpose(enum.StrEnum):
@@ -105,11 +106,14 @@ class Ledger:
                 self._move(block, Purpose.TEMPORARIES)
 
     def restart(self) -> None:
-        """Forget the largest bytes of each part, but not the peak."""
-        self.largest = dict(self.live)
+        """Begin again with what is alive now."""
+        self.largest, self.at_peak = dict(self.live), dict(self.live)
+        self.peak, self.peak_phase = sum(self.live.values()), self.phase
 
     def _storage(self, tensor: Tensor) -> torch.UntypedStorage | None:
-        if tensor.device.type != self.device or tensor.layout != torch.strided:
+        # asking a tensor without data for its device is an operation of its own, and half of all the time
+        device = tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
+        if device.type != self.device or tensor.layout != torch.strided:
             return None
         return tensor.untyped_storage()
 
@@ -130,5 +134,5 @@ class Ledger:
         self.live[part] += nbytes
         self.largest[part] = max(self.largest[part], self.live[part])
         total = sum(self.live.values())
-        if total >= self.peak:  # of equal peaks the later one, when all state exists
+        if total > self.peak:
             self.peak, self.at_peak, self.peak_phase = total, dict(self.live), self.phase

@@ -121,7 +121,8 @@ def saved_tensors(ledger: Ledger, on_save: Callable[[int], None]) -> torch.autog
         if added is None:
             return tensor
         on_save(added)
-        return _Saved(tensor, ledger)
+        # detached: an output would hold the node that holds it, and a graph that is never run would stay
+        return _Saved(tensor.detach(), ledger)
 
     def unpack(packed: Any) -> Tensor:
         return packed.tensor if isinstance(packed, _Saved) else packed

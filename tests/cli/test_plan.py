@@ -25,3 +25,18 @@ def test_mistakes_are_named(gradwatch, config):
     assert (size.code, setting.code) == (2, 2)
     assert "--budget: got 'much', expected a size above 0 such as 8GB" in size.err
     assert "depht" in setting.err
+
+
+def test_the_patch_makes_the_training_fit(gradwatch, config, tmp_path):
+    patch = tmp_path / "smaller.yaml"
+    peak = json.loads(gradwatch("plan", config, "--format", "json").out)["peak_bytes"]
+    budget = ["--budget", f"{peak - 1}"]
+
+    refused = gradwatch("plan", config, *budget, "--patch", patch)
+    mended = gradwatch("plan", config, *budget, "--set-file", patch, "--format", "json")
+
+    assert (refused.code, mended.code) == (1, 0)
+    assert "largest data.batch_size that fits: 63" in refused.out
+    assert f"--set-file {patch}" in patch.read_text()
+    without = gradwatch("plan", config, "--patch", patch)
+    assert (without.code, "add --budget" in without.err) == (2, True)

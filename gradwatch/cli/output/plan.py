@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -13,13 +14,17 @@ from rich.text import Text
 from gradwatch.planning.size import shown_size
 from gradwatch.records import Severity
 from gradwatch.render.common import format as units
-from gradwatch.render.common.style import OK, SEVERITY
+from gradwatch.render.common.config_patch import patch_yaml
+from gradwatch.render.common.style import CODE, OK, SEVERITY
 
 if TYPE_CHECKING:
+    from gradwatch.planning.advice import Advised
     from gradwatch.planning.result import ModuleRow, Plan
 
 MAX_ROWS = 20
 """Modules to print; the others are in the JSON."""
+
+NO_BATCH = "no batch fits, not even one sample: a smaller model is needed, or one of these changes"
 
 
 def print_plan(console: Console, plan: Plan, *, limit: int, measured: Plan | None) -> None:
@@ -50,6 +55,45 @@ def print_plan(console: Console, plan: Plan, *, limit: int, measured: Plan | Non
     console.print(_parts(plan))
     console.print()
     console.print(_modules((measured or plan).modules))
+
+
+def print_advice(console: Console, advised: Advised, *, patch: Path | None) -> None:
+    """Print the largest batch that fits, and each change with what it saves and costs.
+
+    Args:
+        console: Console to print to.
+        advised: What is known about the budget.
+        patch: File with the cheapest change, if one is needed and fits; or None.
+    """
+    from gradwatch.planning.advice import EFFECTS
+
+    console.print()
+    console.print(
+        f"largest data.batch_size that fits: {advised.largest_batch:,}" if advised.largest_batch else NO_BATCH
+    )
+    if advised.changes:
+        console.print()
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for i in range(5):
+        table.add_column(justify="right" if 0 < i < 4 else "left", overflow="fold")
+    table.add_row(*(Text(title, "dim") for title in ("change", "peak", "saves", "more FLOPs", "")))
+    for advice in advised.changes:
+        verdict = Text("fits", OK) if advice.fits else Text("does not fit", SEVERITY[Severity.WARNING])
+        table.add_row(
+            advice.text,
+            shown_size(advice.plan.peak_bytes),
+            shown_size(advice.saved_bytes),
+            f"{100 * advice.extra_flops:.0f} %",
+            Text.assemble(verdict, f", {EFFECTS[advice.effect]}"),
+        )
+    if advised.changes:
+        console.print(table)
+    if best := advised.cheapest:
+        console.print()
+        console.print(Text(patch_yaml(best.changes), CODE))
+    if patch:
+        reason = "it fits as it is" if advised.fits else "no change fits"
+        console.print(f"written to {patch}" if best else f"{patch} is not written: {reason}")
 
 
 def _parts(plan: Plan) -> Table:

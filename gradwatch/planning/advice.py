@@ -1,0 +1,239 @@
+"""Find what makes a training fit into a budget of memory: the largest batch, and changes with their price."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from gradwatch.errors import ConfigError
+from gradwatch.planning.result import Plan
+from gradwatch.planning.training import ConfigPlanner
+
+MAX_GUESSES = 8
+"""Batch sizes to guess by a line before halving, since a peak can move to another phase of the step."""
+MAX_BATCH = 1 << 20
+"""Largest batch size to plan for a stream, whose length is not known."""
+ADAM = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax")
+"""Optimizers with two moments for each weight."""
+
+
+class Effect(enum.IntEnum):
+    """What a change does to the weights that are trained, the least first."""
+
+    NONE = 0
+    ROUNDING = 1
+    TRAINING = 2
+
+
+EFFECTS = {
+    Effect.NONE: "same updates",
+    Effect.ROUNDING: "other rounding",
+    Effect.TRAINING: "trains differently",
+}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """A change of the config, with its plan.
+
+    Args:
+        text: The change in words.
+        changes: Settings by dotted key.
+        effect: What it does to the training.
+        plan: Plan of the changed config.
+        saved_bytes: Bytes by which the peak falls.
+        extra_flops: Operations of a step that come on top, relative to those without the change.
+        fits: Whether the changed config fits into the budget.
+    """
+
+    text: str
+    changes: Mapping[str, Any]
+    effect: Effect
+    plan: Plan
+    saved_bytes: int
+    extra_flops: float
+    fits: bool
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advised:
+    """What is known about a budget.
+
+    Args:
+        budget: Bytes that the training may take.
+        fits: Whether it fits as it is.
+        largest_batch: Largest `data.batch_size` that fits, at most the samples of the data; 0 if none does.
+        changes: Changes that save memory, those that fit and do least first.
+    """
+
+    budget: int
+    fits: bool
+    largest_batch: int
+    changes: tuple[Advice, ...]
+
+    @property
+    def cheapest(self) -> Advice | None:
+        """The change that fits and costs least, or None if none is needed or none fits."""
+        return None if self.fits else next((advice for advice in self.changes if advice.fits), None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    text: str
+    changes: Mapping[str, Any]
+    effect: Effect
+
+    def __add__(self, other: _Change) -> _Change:
+        changes = {**self.changes, **other.changes}
+        return _Change(f"{self.text} and {other.text}", changes, max(self.effect, other.effect))
+
+
+@final
+class Advisor:
+    """Plans changes of a config against a budget.
+
+    Args:
+        planner: Plans the config and its variants.
+        budget: Bytes that the training may take.
+        progress: Called with what is being planned.
+    """
+
+    def __init__(self, planner: ConfigPlanner, budget: int, *, progress: Callable[[str], None]) -> None:
+        self._planner, self._budget, self._progress = planner, budget, progress
+        self._plain = planner.plan()
+
+    def advise(self) -> Advised:
+        """Return the largest batch, and the changes that save memory."""
+        fits = self._plain.peak_bytes <= self._budget
+        found = [advice for change in self._single() if (advice := self._advice(change))]
+        if not (fits or any(advice.fits for advice in found)):
+            found += [advice for change in self._combined() if (advice := self._advice(change))]
+        saving = [advice for advice in found if advice.saved_bytes > 0]
+        saving.sort(key=lambda a: (not a.fits, a.effect, round(a.extra_flops, 3), len(a.changes), a.plan.peak_bytes))
+        return Advised(budget=self._budget, fits=fits, largest_batch=self._largest_batch(), changes=tuple(saving))
+
+    def _single(self) -> Iterator[_Change]:
+        if accumulation := self._accumulation(_Change("", {}, Effect.NONE)):
+            yield accumulation
+        if self._planner.blocks and self._planner.config.train.activation_checkpointing == "none":
+            yield SQRT
+            if some := self._some_blocks():
+                yield some
+        if self._planner.config.train.precision == "fp32":
+            yield BF16
+        if self._planner.config.optim.name in ADAM:
+            yield SGD
+
+    def _combined(self) -> Iterator[_Change]:
+        """Yield changes together: what alters the training least first, with as many micro-batches as it takes."""
+        base: _Change | None = None
+        for change in (c for c in self._single() if c in (SQRT, BF16, SGD)):
+            base = base + change if base else change
+            if base != change:
+                yield base
+            if accumulation := self._accumulation(base):
+                yield base + accumulation
+
+    def _accumulation(self, base: _Change) -> _Change | None:
+        """Return the fewest micro-batches that fit together with a change, or the most if none fit."""
+        size, accumulate = self._planner.config.data.batch_size, self._planner.config.train.accumulate
+        counts = [k for k in range(2, size + 1) if size % k == 0]  # divisors, so that a step has the same samples
+
+        def with_count(k: int) -> dict[str, Any]:
+            return {"data.batch_size": size // k, "train.accumulate": accumulate * k}
+
+        best = self._first_that_fits(counts, lambda k: {**base.changes, **with_count(k)})
+        if best is None:
+            return None
+        # BatchNorm normalizes each micro-batch by itself
+        effect = Effect.TRAINING if self._planner.has_batch_norm else Effect.NONE
+        return _Change(f"accumulate {best} micro-batches of {size // best} samples", with_count(best), effect)
+
+    def _some_blocks(self) -> _Change | None:
+        """Return the fewest blocks to recompute that fit, or None if it takes all of them."""
+        blocks = self._planner.blocks
+
+        def of_first(k: int) -> dict[str, Any]:
+            # the first blocks: they are recomputed last, after the activations of the others are freed
+            return {"train.activation_checkpointing": {"modules": list(blocks[:k])}}
+
+        best = self._first_that_fits(range(1, len(blocks)), of_first)
+        if best is None or not self._fits(of_first(best)):
+            return None
+        return _Change(f"recompute the activations of {best} of {len(blocks)} blocks", of_first(best), Effect.NONE)
+
+    def _first_that_fits(self, values: Sequence[int], changes: Callable[[int], dict[str, Any]]) -> int | None:
+        """Return the first of some values whose changes fit, where later values save more; the last if none fits."""
+        low, high = 0, len(values) - 1
+        while low < high:
+            middle = (low + high) // 2
+            if self._fits(changes(values[middle])):
+                high = middle
+            else:
+                low = middle + 1
+        return values[low] if values else None
+
+    def _largest_batch(self) -> int:
+        """Return the largest batch size that fits: guess it by the line through the last two peaks, else halve."""
+        most = self._planner.samples or MAX_BATCH
+        fits, exceeds = 0, most + 1
+        known: list[tuple[int, int]] = []
+        size = min(self._planner.config.data.batch_size, most)
+        while exceeds - fits > 1:
+            peak = self._peak({"data.batch_size": size})
+            fits, exceeds = (size, exceeds) if peak <= self._budget else (fits, size)
+            known.append((size, peak))
+            guess = (fits + exceeds) // 2 if len(known) > MAX_GUESSES else self._on_line(known[-2:])
+            size = min(max(guess, fits + 1), exceeds - 1)
+        return fits
+
+    def _on_line(self, known: Sequence[tuple[int, int]]) -> int:
+        """Return the size at which the line through two sizes and their peaks meets the budget."""
+        (before, peak_before), (size, peak) = known[0], known[-1]
+        if peak == peak_before:
+            return size * 2 if peak <= self._budget else size // 2
+        return size + math.floor((self._budget - peak) * (size - before) / (peak - peak_before))
+
+    def _advice(self, change: _Change) -> Advice | None:
+        try:
+            plan = self._plan(change.changes)
+        except ConfigError:  # the settings do not go together, such as the options of another optimizer
+            return None
+        return Advice(
+            text=change.text,
+            changes=change.changes,
+            effect=change.effect,
+            plan=plan,
+            saved_bytes=self._plain.peak_bytes - plan.peak_bytes,
+            extra_flops=plan.flops / self._plain.flops - 1 if self._plain.flops else 0.0,
+            fits=plan.peak_bytes <= self._budget,
+        )
+
+    def _fits(self, changes: Mapping[str, Any]) -> bool:
+        try:
+            return self._peak(changes) <= self._budget
+        except ConfigError:
+            return False
+
+    def _peak(self, changes: Mapping[str, Any]) -> int:
+        return self._plan(changes).peak_bytes
+
+    def _plan(self, changes: Mapping[str, Any]) -> Plan:
+        self._progress("planning " + ", ".join(f"{key}={value}" for key, value in changes.items()))
+        return self._planner.plan(changes)
+
+
+SQRT = _Change(
+    "recompute activations in segments of sqrt(blocks)", {"train.activation_checkpointing": "sqrt"}, Effect.NONE
+)
+BF16 = _Change("run the passes in bf16", {"train.precision": "bf16"}, Effect.ROUNDING)
+SGD = _Change(
+    "take SGD, with one moment for each weight; tune its rate",
+    {"optim.name": "sgd", "optim.momentum": 0.9},
+    Effect.TRAINING,
+)

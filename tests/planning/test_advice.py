@@ -1,0 +1,103 @@
+"""Check that advice on memory is the cheapest change that fits, by plans whose memory is known."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from gradwatch.planning.advice import Advisor, Effect
+from gradwatch.planning.result import Plan
+
+WEIGHTS, SAMPLE, BLOCKS = 1000, 100, 4
+"""Bytes of the weights, and of the activations of a sample in a block."""
+
+
+class KnownMemory:
+    """A planner of a model whose peak is weights, moments and activations, each by a formula."""
+
+    def __init__(self, *, samples=10_000, batch_norm=False):
+        self.config = SimpleNamespace(
+            data=SimpleNamespace(batch_size=32),
+            train=SimpleNamespace(accumulate=1, precision="fp32", activation_checkpointing="none"),
+            optim=SimpleNamespace(name="AdamW"),
+        )
+        self.samples, self.has_batch_norm = samples, batch_norm
+        self.blocks = tuple(f"blocks.{i}" for i in range(BLOCKS))
+        self.planned = []
+
+    def plan(self, changes=None):
+        changes = changes or {}
+        self.planned.append(changes)
+        choice = changes.get("train.activation_checkpointing", "none")
+        recomputed = {"none": 0, "sqrt": 2}[choice] if isinstance(choice, str) else len(choice["modules"])
+        moments = 1 if "optim.name" in changes else 2
+        batch, half = changes.get("data.batch_size", 32), "train.precision" in changes
+        activations = batch * SAMPLE * (BLOCKS - recomputed) // (1 + half)
+        peak = WEIGHTS * (2 + moments) + activations
+        return Plan(
+            peak_bytes=peak,
+            parameters=0,
+            parts={},
+            modules=(),
+            at_peak={},
+            phase="backward",
+            flops=batch * changes.get("train.accumulate", 1) * (3 * BLOCKS + recomputed),
+            device="cpu",
+            is_traced=True,
+        )
+
+
+def advise(planner, budget):
+    return Advisor(planner, budget, progress=lambda text: None).advise()
+
+
+@pytest.fixture
+def planner():
+    return KnownMemory()
+
+
+@pytest.mark.parametrize("batch", [1, 5, 32, 33, 777, 9_999])
+def test_the_largest_batch_is_exact_and_found_by_few_plans(planner, batch):
+    budget = 4 * WEIGHTS + batch * SAMPLE * BLOCKS + 7  # a bit more, but not enough for another sample
+
+    assert advise(planner, budget).largest_batch == batch
+    assert sum(set(changes) == {"data.batch_size"} for changes in planner.planned) <= 8
+
+
+def test_the_largest_batch_is_at_most_the_data_and_0_if_no_sample_fits(planner):
+    assert advise(planner, 10**9).largest_batch == 10_000
+    assert advise(planner, 100).largest_batch == 0
+    assert advise(KnownMemory(samples=20), 10**9).largest_batch == 20
+
+
+def test_accumulation_is_cheapest_because_it_computes_nothing_twice(planner):
+    advised = advise(planner, 4 * WEIGHTS + 8 * SAMPLE * BLOCKS)
+
+    assert not advised.fits
+    assert advised.cheapest.changes == {"data.batch_size": 8, "train.accumulate": 4}
+    assert advised.cheapest.extra_flops == 0
+    assert advised.cheapest.saved_bytes == 24 * SAMPLE * BLOCKS
+
+
+def test_with_batch_norm_the_fewest_blocks_are_recomputed_instead():
+    advised = advise(KnownMemory(batch_norm=True), 4 * WEIGHTS + 32 * SAMPLE * (BLOCKS - 1))
+
+    assert advised.cheapest.changes == {"train.activation_checkpointing": {"modules": ["blocks.0"]}}
+    assert advised.cheapest.effect is Effect.NONE
+    assert advised.cheapest.extra_flops == pytest.approx(1 / (3 * BLOCKS))
+
+
+def test_changes_are_joined_if_none_fits_alone(planner):
+    # below one sample in all blocks, so only together with checkpointing
+    advised = advise(planner, 4 * WEIGHTS + SAMPLE * BLOCKS - 1)
+
+    assert advised.cheapest.changes == {
+        "train.activation_checkpointing": "sqrt",
+        "data.batch_size": 1,
+        "train.accumulate": 32,
+    }
+
+
+def test_nothing_is_advised_where_nothing_helps_and_nothing_is_needed_where_it_fits(planner):
+    assert advise(planner, 10).cheapest is None
+    assert advise(planner, 10**9).fits
+    assert advise(planner, 10**9).cheapest is None
