@@ -26,6 +26,7 @@ from gradwatch.planning.training import ConfigPlanner
 from gradwatch.train.training_state import TrainingState
 
 CONFIGS = Path("configs")
+DOWNLOADED = ("cifar10-resnet18.yaml", "mnist-mlp.yaml")
 
 
 def allocated_peak(config: Config) -> int:
@@ -38,8 +39,8 @@ def allocated_peak(config: Config) -> int:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         for _ in range(2):
             stepper.run(window)
-    events: list[Any] = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]  # type: ignore[union-attr]  # set after a profile
-    sizes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    events: list[Any] = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    sizes: list[int] = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
     return before + max(itertools.accumulate(sizes))
 
 
@@ -50,7 +51,7 @@ def main(paths: list[Path]) -> None:
 
         def load(changes: Any, path: Path = path) -> Config:
             settings = {"train.device": "cpu", "data.workers": 0, "data.download": False, **changes}
-            if path.name != "cifar10-resnet18.yaml" and path.name != "mnist-mlp.yaml":
+            if path.name not in DOWNLOADED:  # other data has no such setting
                 del settings["data.download"]
             return load_config(path, [f"{key}={json.dumps(value)}" for key, value in settings.items()])
 
