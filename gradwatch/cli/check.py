@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -83,7 +84,10 @@ def command(
     if inputs:  # then the target is a layer
         from gradwatch.gradcheck.targets import check_layer_properties
 
-        properties = check_layer_properties(target, inputs)
+        try:
+            properties = check_layer_properties(target, inputs)
+        except GradwatchError as error:  # such as a batch of 1, which the check of the gradient takes
+            found = replace(found, notes=(*found.notes, f"the properties of the layer were not checked: {error}"))
     if form == "json":
         import json
 

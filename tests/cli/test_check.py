@@ -77,6 +77,14 @@ def test_the_properties_of_a_layer_follow_its_gradient(gradwatch, folder):
     assert "samples        fails        `softmax` in Layer mixes the samples of the batch" in done.out
 
 
+def test_a_batch_of_1_leaves_the_properties_out(gradwatch, folder):
+    done = gradwatch("check", "torch.nn:Linear(6, 2)", "--input", "1x6")
+
+    assert done.code == 0
+    assert "note: the properties of the layer were not checked: " in done.out
+    assert "the input has 1 sample along axis 0, expected at least 2" in done.out
+
+
 def test_a_layer_of_torch_with_integers_is_right(gradwatch, folder):
     assert gradwatch("check", "torch.nn:Embedding(10, 4)", "--input", "8x3:10").code == 0
 
