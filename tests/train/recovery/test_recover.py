@@ -94,8 +94,8 @@ def test_after_a_rewind_the_weights_are_those_of_a_run_that_never_had_the_batch(
     outcome = run(tmp_path / "a", *REWIND)
     build = TrainingState.build
 
-    def without_the_batch(config):
-        training = build(config)
+    def without_the_batch(config, **kwargs):
+        training = build(config, **kwargs)
         training.progress.bad = [[0, STEP, 0]]
         return training
 
