@@ -19,11 +19,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from harness import interleaved, parse, parser, prepare, ratio, timed
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.multiprocessing.spawn import start_processes
 from torch.nn.parallel import DistributedDataParallel
 from workloads import blocks
 
@@ -108,7 +108,7 @@ def main() -> None:
     of.add_argument("--steps", type=int, default=24, help="steps of a stretch")
     options = parse(of)
     with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(run_rank, (options, folder), nprocs=options.ranks, start_method="spawn")
+        start_processes(run_rank, (options, folder), nprocs=options.ranks, start_method="spawn")
 
 
 if __name__ == "__main__":
