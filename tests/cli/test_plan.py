@@ -4,11 +4,11 @@ import json
 
 
 def test_a_plan_tells_the_peak_and_its_exit_code_whether_it_fits(gradwatch, config):
-    shown = gradwatch("plan", config, "--budget", "1GB")
+    shown = gradwatch("plan", config)
     refused = gradwatch("plan", config, "--budget", "100kB", "--format", "json")
 
     assert (shown.code, refused.code) == (0, 1)
-    assert "fits in 1 GB" in shown.out
+    assert "fits in" in shown.out
     assert "activations" in shown.out
     plan = json.loads(refused.out)
     assert set(plan) == {"peak_bytes", "parameters", "parts", "modules"}
@@ -28,6 +28,7 @@ def test_mistakes_are_named(gradwatch, config):
 
 
 def test_the_patch_makes_the_training_fit(gradwatch, config, tmp_path):
+    config.write_text(config.read_text().replace("{name: mlp}", "{name: mlp, depth: 2}"))
     patch = tmp_path / "smaller.yaml"
     peak = json.loads(gradwatch("plan", config, "--format", "json").out)["peak_bytes"]
     budget = ["--budget", f"{peak - 1}"]
