@@ -9,6 +9,7 @@ from gradwatch._version import __version__ as __version__
 
 # for type checkers and editors, which do not run `__getattr__`; the same names as in _HOME
 if TYPE_CHECKING:
+    from gradwatch.attribution.attribute import attribute as attribute
     from gradwatch.diagnose.gradient_noise import noise_scale as noise_scale
     from gradwatch.errors import FindingError as FindingError
     from gradwatch.gradcheck.check import check as check
@@ -33,6 +34,7 @@ _HOME = {
     "Monitor": "gradwatch.monitor",
     "Run": "gradwatch.run",
     "Schedule": "gradwatch.monitor",
+    "attribute": "gradwatch.attribution.attribute",
     "check": "gradwatch.gradcheck.check",
     "check_layer": "gradwatch.gradcheck.layer.check_layer",
     "curvature": "gradwatch.probe.curvature",
@@ -53,6 +55,7 @@ __all__ = [
     "Run",
     "Schedule",
     "__version__",
+    "attribute",
     "check",
     "check_layer",
     "curvature",

@@ -13,7 +13,21 @@ from typing import Annotated
 
 import typer
 
-from gradwatch.cli import check, compare, diagnose, explain, export, plan, ranks, replay, run, runs, schema, train
+from gradwatch.cli import (
+    attribute,
+    check,
+    compare,
+    diagnose,
+    explain,
+    export,
+    plan,
+    ranks,
+    replay,
+    run,
+    runs,
+    schema,
+    train,
+)
 from gradwatch.cli import list as list_
 from gradwatch.cli.command import Command, Group
 from gradwatch.cli.output.console import output_error, print_message, show_warning, write
@@ -32,6 +46,7 @@ EPILOG = """\
     gradwatch diagnose runs/RUN --format html
     gradwatch replay runs/RUN         # find the operation that made the first NaN
     gradwatch check package.module:Layer --input 8x16  # is its gradient right?
+    gradwatch attribute runs/RUN --worst 4  # which inputs decide, and does the map hold?
     gradwatch explain vanishing-gradient
 
 **Exit codes**
@@ -61,6 +76,7 @@ app.command("run", cls=Command, no_args_is_help=True, context_settings={"allow_i
 app.command("diagnose", cls=Command)(diagnose.command)
 app.command("replay", cls=Command)(replay.command)
 app.command("check", cls=Command, no_args_is_help=True)(check.command)
+app.command("attribute", cls=Command, no_args_is_help=True)(attribute.command)
 app.command("runs", cls=Command)(runs.command)
 app.command("compare", cls=Command, no_args_is_help=True)(compare.command)
 app.command("export", cls=Command)(export.command)

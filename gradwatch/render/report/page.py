@@ -53,9 +53,9 @@ def page(
     """
     document, codes = packed(history)
     # the policy has hashes of these texts, so the template must insert them unchanged
-    script, style = f"\n/*{_asset_text((LICENCE,))}*/{_asset_text(SCRIPTS)}", _asset_text(STYLES)
+    script, style = f"\n/*{asset_text((LICENCE,))}*/{asset_text(SCRIPTS)}", asset_text(STYLES)
     return Template((ASSETS / "report.html").read_text(encoding="utf-8")).substitute(
-        policy=_policy(script, style),
+        policy=policy(script, style),
         title=escape(f"{history.info.name}: {health(history)}"),
         style=style,
         script=script,
@@ -73,7 +73,7 @@ def page(
     )
 
 
-def _policy(script: str, style: str) -> str:
+def policy(script: str, style: str) -> str:
     """Return the content security policy: allow this script, this style and embedded pictures, nothing else."""
     script_hash, style_hash = (
         base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii") for text in (script, style)
@@ -85,7 +85,8 @@ def _policy(script: str, style: str) -> str:
 
 
 @functools.cache  # the files do not change, and a process may write many reports
-def _asset_text(names: tuple[str, ...]) -> str:
+def asset_text(names: tuple[str, ...]) -> str:
+    """Return the text of assets, such as style sheets."""
     return "\n" + "\n".join((ASSETS / name).read_text(encoding="utf-8").strip() for name in names) + "\n"
 
 

@@ -1,0 +1,141 @@
+"""Hold a map with its evidence and its verdict, as text and as plain data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, final
+
+from torch import Tensor
+
+from gradwatch.attribution.drawing import bars, overlay
+from gradwatch.attribution.evidence import Evidence
+from gradwatch.attribution.judge import MapVerdict, Reason
+from gradwatch.attribution.methods import Method
+from gradwatch.attribution.score import Kind, Target
+
+HEADLINES = {"holds": "the map holds", "misleads": "the map misleads", "cannot tell": "the map: cannot tell"}
+NAMES: dict[Method, str] = {
+    "saliency": "saliency",
+    "smoothgrad": "SmoothGrad",
+    "integrated": "integrated gradients",
+    "occlusion": "occlusion",
+    "gradcam": "Grad-CAM",
+}
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Attribution:
+    """What `gradwatch.attribute` returns. Its text is the table that `gradwatch attribute` prints.
+
+    Args:
+        method: Method of the map.
+        target: Index of the explained output.
+        kind: `values`, `image` or `tokens`.
+        is_signed: Whether negative values lower the score; saliency and SmoothGrad have no sign.
+        verdict: `holds`, `misleads` or `cannot tell`.
+        reasons: What speaks against the map, proofs first.
+        evidence: What the experiments measured.
+        evaluations: Steps of integrated gradients or samples of SmoothGrad; 0 for other methods.
+        standard_error: Mean standard error of SmoothGrad over its mean magnitude; nan for other methods.
+        values: The map, shape of the sample; for tokens, shape of their embeddings.
+        contributions: Share of each input in the change of the score from the baseline; None for Grad-CAM.
+        totals: The map summed for each value, pixel or token.
+        inputs: The sample.
+    """
+
+    method: Method
+    target: Target
+    kind: Kind
+    is_signed: bool
+    verdict: MapVerdict
+    reasons: tuple[Reason, ...]
+    evidence: Evidence
+    evaluations: int
+    standard_error: float
+    values: Tensor
+    contributions: Tensor | None
+    totals: tuple[float, ...]
+    inputs: Tensor
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        e = self.evidence
+        return {
+            "method": self.method,
+            "target": [*self.target] if isinstance(self.target, tuple) else self.target,
+            "verdict": self.verdict,
+            "reasons": [{"kind": r.kind, "is_proof": r.is_proof, "text": r.text} for r in self.reasons],
+            "score": e.score,
+            "baseline_scores": dict(e.baseline_scores),
+            "gap": _number(e.gap),
+            "steps": dict(e.steps),
+            "activity": _number(e.activity),
+            "agreement": {name: _number(value) for name, value in e.agreement.items()},
+            "stability": {
+                "mean": _number(e.stability.mean),
+                "standard_error": _number(e.stability.standard_error),
+            },
+            "deletion": None
+            if e.deletion is None
+            else {
+                "area": e.deletion.area,
+                "standard_error": e.deletion.standard_error,
+                "better_orders": e.deletion.better_orders,
+            },
+            "interaction": e.interaction,
+            "evaluations": self.evaluations,
+            "standard_error": _number(self.standard_error),
+            "kind": self.kind,
+            "shape": [*self.inputs.shape[1:]],
+            "map": [*self.totals],
+        }
+
+    def __str__(self) -> str:
+        return "\n".join([self.headline, *self.picture(), *self.rows(), *(f"  why: {r.text}" for r in self.reasons)])
+
+    @property
+    def headline(self) -> str:
+        """Return the verdict in one line."""
+        target = "" if self.target is None else f" for output {self.target}"
+        return f"{HEADLINES[self.verdict]}: {NAMES[self.method]}{target}"
+
+    def picture(self) -> list[str]:
+        """Return the map as lines of text: an image as a coarse overlay, other features as bars."""
+        if self.kind == "image":
+            return overlay(self.totals, self.inputs.shape[-2:], is_signed=self.is_signed)
+        names = [f"token {n}" for n in self.inputs[0].tolist()] if self.kind == "tokens" else None
+        return bars(self.totals, names=names)
+
+    def rows(self) -> list[str]:
+        """Return one line for each experiment."""
+        return [f"  {name:<13} {text}" for name, text in self._experiments()]
+
+    def _experiments(self) -> Iterator[tuple[str, str]]:
+        e = self.evidence
+        first = next(iter(e.baseline_scores))
+        yield "score", f"{e.score:.4g}; {e.baseline_scores[first]:.4g} at the baseline '{first}'"
+        if math.isfinite(e.gap):
+            work = f" after {self.evaluations} steps" if self.method == "integrated" else ""
+            yield "completeness", f"gap {e.gap:.2%}{work}; {e.activity:.0%} of the largest integrated gradients"
+        if math.isfinite(self.standard_error):
+            yield "samples", f"{self.evaluations} noisy gradients, standard error {self.standard_error:.1%}"
+        if math.isfinite(e.mean_agreement):
+            each = ", ".join(f"{name} {value:.2f}" for name, value in e.agreement.items() if math.isfinite(value))
+            yield "baselines", f"rank correlation with integrated gradients from {each}"
+        if math.isfinite(e.stability.mean):
+            error = f"{e.stability.mean:.2f} +- {e.stability.standard_error:.2f}"
+            yield "stability", f"rank correlation {error} under small noise"
+        if e.deletion:
+            yield (
+                "deletion",
+                f"area {e.deletion.area:+.3f} +- {e.deletion.standard_error:.3f} against random orders, of which "
+                f"{e.deletion.better_orders:.0%} are better",
+            )
+        yield "interaction", f"{e.interaction:.0%} between two of the top features"
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None

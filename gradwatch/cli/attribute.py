@@ -1,0 +1,111 @@
+"""`gradwatch attribute`: explain the outputs for samples by maps of their inputs, and judge the maps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from gradwatch.attribution.package import require_captum
+from gradwatch.cli.options import FINDINGS, OUTPUT
+from gradwatch.cli.output.console import print_message, write
+from gradwatch.errors import GradwatchError
+
+if TYPE_CHECKING:
+    from gradwatch.attribution.targets import SampleMaps
+
+SAMPLES = "Samples"
+"""Title of a panel in the help."""
+WORST = 4
+"""Samples with the largest loss that are shown by default."""
+MethodOption = Literal["saliency", "smoothgrad", "integrated", "occlusion", "gradcam"]
+
+
+def command(
+    target: Annotated[
+        Path,
+        typer.Argument(
+            metavar="TARGET",
+            help="A run directory, whose newest checkpoint is explained; or a config, with its initial weights.",
+            show_default=False,
+        ),
+    ],
+    sample: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Index of a sample of the validation data.",
+            show_default=False,
+            rich_help_panel=SAMPLES,
+        ),
+    ] = None,
+    worst: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="K",
+            help=f"The K samples with the largest loss; {WORST} by default.",
+            show_default=False,
+            rich_help_panel=SAMPLES,
+        ),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the config. Repeatable.")
+    ] = None,
+    method: Annotated[
+        MethodOption,
+        typer.Option(metavar="METHOD", help="`integrated`, `saliency`, `smoothgrad`, `occlusion` or `gradcam`."),
+    ] = "integrated",
+    form: Annotated[
+        Literal["text", "json", "html"],
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="`text`, `json`, or `html`: the file `attributions.html` in the run directory.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = "text",
+) -> None:
+    """Explain the predictions for samples by maps of their inputs, and say whether each map holds or misleads.
+
+    Exit codes: 0 no map misleads, 1 a map misleads, 2 a mistake in the call.
+    """
+    if sample is not None and worst is not None:
+        raise GradwatchError("--sample and --worst: got both, expected one of them")
+    if form == "html" and not target.is_dir():
+        raise GradwatchError(f"--format: html is written into a run directory, but {target} is none; take text or json")
+    if target.is_dir() and overrides:
+        raise GradwatchError(f"--set: has no meaning for {target}, which is a run")
+    found = _attributed(target, overrides or [], sample, worst, method=method)
+    if form == "json":
+        import json
+
+        write(json.dumps(found.to_json(), indent=1) + "\n")
+    elif form == "html":
+        print_message("note", f"wrote {found.write_page(target)}")
+    else:
+        write(f"{found}\n")
+    raise typer.Exit(FINDINGS if found.is_misleading else 0)
+
+
+def _attributed(
+    target: Path, overrides: list[str], sample: int | None, worst: int | None, *, method: MethodOption
+) -> SampleMaps:
+    """Attribute samples of the config or the run that a target names."""
+    if not target.exists():
+        raise GradwatchError(f"attribute: there is no file or folder '{target}'; expected a run directory or a config")
+    require_captum()  # before torch is loaded
+    worst = None if sample is not None else worst or WORST
+    if target.is_dir():
+        from gradwatch.attribution.targets import attribute_run
+
+        return attribute_run(target, method=method, sample=sample, worst=worst)
+    from gradwatch.config.load import load_config
+
+    load_config(target, overrides, is_new=True)  # before torch is loaded
+
+    from gradwatch.attribution.targets import attribute_config
+
+    return attribute_config(target, overrides, method=method, sample=sample, worst=worst)

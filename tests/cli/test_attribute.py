@@ -1,0 +1,77 @@
+"""`gradwatch attribute` explains samples of a run or a config, and writes one self-contained page."""
+
+import json
+import re
+
+import pytest
+
+CONFIG = """\
+model: {name: mlp, depth: 1, width: 16}
+data: {name: digits}
+optim: {name: adamw, lr: 1e-2}
+train: {steps: 20}
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Return the directory of a short run."""
+    from gradwatch.cli import main
+
+    folder = tmp_path_factory.mktemp("attribute")
+    (folder / "small.yaml").write_text(CONFIG)
+    assert main(["train", str(folder / "small.yaml"), "--set", f"run.out={folder}/runs", "--fail-on", "never"]) == 0
+    return next((folder / "runs").iterdir())
+
+
+def test_the_worst_samples_come_in_the_order_of_their_losses(gradwatch, run):
+    done = gradwatch("attribute", run, "--worst", "2", "--format", "json")
+
+    found = json.loads(done.out)
+    worst, second = found["maps"]
+    alone = json.loads(gradwatch("attribute", run, "--sample", worst["sample"], "--format", "json").out)["maps"]
+    assert found["model"] == f"{run.name} at step 20"
+    assert worst["loss"] >= second["loss"]
+    assert alone == [worst]
+    assert worst["label"] != worst["explained"]
+    assert len(worst["map"]) == 64
+    assert worst["gap"] <= 0.01
+    assert done.code == int(any(one["verdict"] == "misleads" for one in found["maps"]))
+
+
+def test_html_is_one_file_in_the_run_that_loads_nothing(gradwatch, run):
+    done = gradwatch("attribute", run, "--sample", "3", "--method", "occlusion", "--format", "html")
+
+    page = (run / "attributions.html").read_text()
+    assert done.code in (0, 1)
+    assert page.count('src="data:image/png;base64,') == 1
+    assert not re.search(r'(?:src|href)="(?!data:)', page)
+    assert "sample 3: label" in page
+    assert "completeness" in page
+
+
+def test_a_config_is_explained_with_its_initial_weights(gradwatch, run):
+    done = gradwatch("attribute", run.parents[1] / "small.yaml", "--sample", "0", "--method", "saliency")
+
+    assert "small.yaml, untrained; validation data\n\nsample 0: label " in done.out
+    assert re.search(r"^the map.*saliency for output \d$", done.out, re.M)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("nowhere",), "attribute: there is no file or folder 'nowhere'"),
+        (("RUN", "--sample", "9999"), "--sample: got 9999, expected 0 to 358"),
+        (("RUN", "--sample", "1", "--worst", "1"), "--sample and --worst: got both"),
+        (("RUN", "--set", "run.seed=1"), "--set: has no meaning for"),
+        (("CONFIG", "--format", "html"), "--format: html is written into a run directory"),
+        (("RUN", "--sample", "0", "--method", "gradcam"), "method: gradcam needs a model with a Conv2d"),
+    ],
+)
+def test_a_mistake_is_one_error(gradwatch, run, words, message):
+    known = {"RUN": run, "CONFIG": run.parents[1] / "small.yaml"}
+
+    done = gradwatch("attribute", *(known.get(word, word) for word in words))
+
+    assert done.code == 2
+    assert message in done.err.replace("\n", " ")
