@@ -125,7 +125,8 @@ def rank_correlation(first_F: Tensor, second_F: Tensor) -> float:
 def _ranks(values_F: Tensor) -> Tensor:
     """Return the rank of each value; equal values share their mean rank."""
     _, place_F, counts = values_F.unique(return_inverse=True, return_counts=True)
-    return (counts.cumsum(0).double() - (counts - 1) / 2)[place_F]
+    mean_ranks: Tensor = counts.cumsum(0).double() - (counts - 1) / 2
+    return mean_ranks[place_F]
 
 
 def _stability(score: Score, mapper: Mapper, found: Map, baseline: Tensor, limits: Thresholds) -> Estimate:

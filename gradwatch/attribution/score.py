@@ -115,7 +115,7 @@ class Score:
                 )
             return output.reshape(samples)
         try:
-            scores: Tensor = output[:, *self._target]
+            scores: Tensor = output.movedim(0, -1)[self._target]
         except IndexError:
             scores = output
         if scores.shape != (samples,):

@@ -171,7 +171,7 @@ def _map(
     training: TrainingState, splits: Splits, dataset: Dataset[Any], index: int, data: Tensor | None, *, method: Method
 ) -> SampleMap:
     inputs, targets = _batch(dataset, [index], training.device)
-    with torch.no_grad(), evaluating(training.model, seed=0):
+    with evaluating(training.model, seed=0), torch.no_grad():
         outputs: Tensor = training.model(inputs)
     target, explained, label = _target(outputs, targets, splits)
     return SampleMap(
@@ -202,7 +202,6 @@ def _target(outputs: Tensor, targets: Tensor, splits: Splits) -> tuple[Target, s
     return found, name(found), name(int(targets[0]))
 
 
-@torch.no_grad()
 def _losses(training: TrainingState, dataset: Dataset[Any], indices: Sequence[int]) -> Tensor:
     """Return the loss of each sample, shape (N,), float64."""
     losses = []

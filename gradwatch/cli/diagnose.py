@@ -10,7 +10,7 @@ import typer
 from gradwatch.cli.options import OUTPUT, THRESHOLDS, FailOnOption, exit_code, run_or_newest
 from gradwatch.cli.output.console import output, print_message, write
 from gradwatch.cli.output.progress import progress_line
-from gradwatch.cli.verify import VerifyOptions, verify_run
+from gradwatch.cli.output.verify_run import VerifyOptions, verify_run
 
 if TYPE_CHECKING:
     from gradwatch.history.ending import Ending

@@ -8,7 +8,7 @@ import torch
 from replay.ill import BAD
 
 from gradwatch.cli import main
-from gradwatch.cli.verify import VerifyOptions, verify_run
+from gradwatch.cli.output.verify_run import VerifyOptions, verify_run
 from gradwatch.config.load import load_config
 from gradwatch.diagnose.causes import CauseId
 from gradwatch.diagnose.rank import diagnose
