@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from gradwatch.attribution.attribute import attribute as attribute
     from gradwatch.diagnose.gradient_noise import noise_scale as noise_scale
     from gradwatch.errors import FindingError as FindingError
+    from gradwatch.gradcheck.audit.audit import audit_step as audit_step
     from gradwatch.gradcheck.check import check as check
     from gradwatch.gradcheck.layer.check_layer import check_layer as check_layer
     from gradwatch.history.store import History as History
@@ -35,6 +36,7 @@ _HOME = {
     "Run": "gradwatch.run",
     "Schedule": "gradwatch.monitor",
     "attribute": "gradwatch.attribution.attribute",
+    "audit_step": "gradwatch.gradcheck.audit.audit",
     "check": "gradwatch.gradcheck.check",
     "check_layer": "gradwatch.gradcheck.layer.check_layer",
     "curvature": "gradwatch.probe.curvature",
@@ -56,6 +58,7 @@ __all__ = [
     "Schedule",
     "__version__",
     "attribute",
+    "audit_step",
     "check",
     "check_layer",
     "curvature",

@@ -1,0 +1,253 @@
+"""Audit one live step, stage by stage: `gradwatch.audit_step`."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gradwatch.errors import GradwatchError, did_you_mean
+from gradwatch.gradcheck.audit.case import AuditedStep, Outcome
+from gradwatch.gradcheck.audit.gradient_stages import judge_gradient, judge_loss, judge_sum
+from gradwatch.gradcheck.audit.live_state import LiveState
+from gradwatch.gradcheck.audit.parameters import judge_order, judge_parameters
+from gradwatch.gradcheck.audit.recorder import EventRecorder
+from gradwatch.gradcheck.audit.result import STAGES, Deviation, Stage, StageName, StepAudit
+from gradwatch.gradcheck.audit.update_stages import (
+    judge_clip,
+    judge_schedule,
+    judge_unscale,
+    judge_update,
+    judge_write_back,
+)
+from gradwatch.gradcheck.audit.windows import windows
+from gradwatch.gradcheck.stepping.step import eager
+
+KINDS = (
+    "loss-not-divided",
+    "wrong-divisor",
+    "decay-twice",
+    "gradient-dropped",
+    "zero-grad-missing",
+    "zeroed-before-update",
+    "zeroed-between-micro-batches",
+    "mean-of-means",
+    "not-unscaled",
+    "unscaled-early",
+    "unscaled-twice",
+    "clip-before-unscale",
+    "clip-before-the-sum",
+    "clip-after-update",
+    "clip-of-wrong-parameters",
+    "update-before-backward",
+    "updated-twice",
+    "update-skipped",
+    "stale-parameters",
+    "not-in-a-group",
+    "frozen",
+    "not-the-formula",
+    "update-undone",
+    "update-lost",
+    "schedule-before-update",
+    "scheduled-twice",
+)
+MOVE = 0.01
+"""Relative change of parameters that must move a loss that depends on them."""
+NOISE_MARGIN = 10
+"""Multiple of the change of a loss by one unit in the last place of the parameters, below which it did not move."""
+
+
+def audit_step(
+    step: Callable[..., Any],
+    *batch: Any,
+    model: nn.Module,
+    optimizer: Optimizer,
+    allow: Collection[str] = (),
+) -> StepAudit:
+    """Check whether a training step makes the update that it is meant to, stage by stage.
+
+    The step runs twice as it is, and again with moved weights if a parameter gets no gradient. Hooks record its
+    backward passes, unscaling, clipping, updates and schedules. Each stage is compared with the plain formula on the
+    results of the stages before it. Afterwards everything that the step reaches is what it was: weights, buffers,
+    gradients, the states of optimizers, schedulers and scalers, random generators, variables and containers.
+
+    Args:
+        step: Function of the batch that makes one update, with all of its micro-batches.
+        batch: Parts of the batch. Data that the step takes from an iterator of its own cannot be put back.
+        model: Model that the optimizer trains.
+        optimizer: Optimizer whose update is judged, if the step has several.
+        allow: Kinds of differences that are on purpose, such as `mean-of-means`.
+
+    Returns:
+        The verdict on each stage, and the differences with their places. It is true if no stage differs.
+
+    Raises:
+        GradwatchError: An argument is of the wrong type, or a kind is unknown.
+    """
+    _check_arguments(step, model, optimizer, allow)
+    state = LiveState(step, model, optimizer, batch)
+    try:
+        with warnings.catch_warnings(), eager():
+            warnings.simplefilter("ignore")
+            return _Audit(step, batch, model=model, optimizer=optimizer, state=state).result(allow)
+    finally:
+        state.restore()
+
+
+def _check_arguments(step: Any, model: Any, optimizer: Any, allow: Collection[str]) -> None:
+    for name, value, kind, expected in (
+        ("model", model, nn.Module, "a torch.nn.Module"),
+        ("optimizer", optimizer, Optimizer, "a torch.optim.Optimizer"),
+    ):
+        if not isinstance(value, kind):
+            raise GradwatchError(f"audit_step: {name} is a {type(value).__name__}, expected {expected}")
+    if not callable(step):
+        raise GradwatchError(f"audit_step: step is a {type(step).__name__}, expected a function of the batch")
+    if isinstance(allow, str):
+        raise GradwatchError(f"audit_step: allow is a string, expected a list: allow=['{allow}']")
+    for name in allow:
+        if name not in KINDS:
+            raise GradwatchError(f"audit_step: allow: there is no kind '{name}'{did_you_mean(name, KINDS)}")
+
+
+@final
+class _Audit:
+    """Runs a step and judges it."""
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        batch: tuple[Any, ...],
+        *,
+        model: nn.Module,
+        optimizer: Optimizer,
+        state: LiveState,
+    ) -> None:
+        self._step, self._batch, self._state = step, batch, state
+        self._model, self._optimizer = model, optimizer
+        named: dict[int, tuple[str, Tensor]] = {id(p): (n, p) for n, p in model.named_parameters()}
+        own = len(named)
+        extra = [p for p in _params(optimizer) if id(p) not in named]
+        named |= {id(p): (f"parameter {i} of the optimizer", p) for i, p in enumerate(extra)}
+        self._names = [n for n, _ in named.values()]
+        self._watched = [p for _, p in named.values()]
+        index = {key: i for i, key in enumerate(named)}
+        self._own = range(own)
+        self._held = [index[id(p)] for p in _params(optimizer)]
+        mine = {id(p) for p in _params(optimizer)}
+        others = [o for o in state.of(Optimizer) if o is not optimizer]
+        self._elsewhere = frozenset(index[id(p)] for o in others for p in _params(o) if id(p) in index.keys() - mine)
+
+    def result(self, allow: Collection[str]) -> StepAudit:
+        """Run and judge the step."""
+        self._step(*self._batch)  # for the gradients that it leaves to the next one
+        left = [t.grad for t in self._watched]
+        self._state.restore()
+        case = self._case(self._record(grads=left))
+        outcomes = self._outcomes(case)
+        stages, differences = [], []
+        for name in STAGES:
+            stage, found = _stage(name, [o for at, o in outcomes if at == name], allow)
+            stages.append(stage)
+            differences += found
+        passes = len(case.windows[-1].passes) if case.windows else sum(e.kind == "backward" for e in case.events)
+        return StepAudit(stages=tuple(stages), differences=tuple(differences), passes=passes, updates=len(case.windows))
+
+    def _record(
+        self, *, grads: Sequence[Tensor | None] = (), moved: Sequence[int] = (), move: float = 0.0
+    ) -> EventRecorder:
+        """Run the step from its state, with the gradients of an earlier step, or with parameters moved."""
+        self._state.restore()
+        for tensor, grad in zip(self._watched, grads, strict=False):
+            tensor.grad = grad
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for i in moved:
+                tensor = self._watched[i]
+                size = move or torch.finfo(tensor.dtype).eps
+                signs = torch.randint(0, 2, tensor.shape, generator=generator) * 2 - 1
+                tensor.add_(size * (tensor.abs() + tensor.abs().mean()) * signs.to(tensor))
+        recorder = EventRecorder(self._watched, model=self._model, functions=self._state.functions)
+        with recorder.recording():
+            self._step(*self._batch)
+        return recorder
+
+    def _case(self, recorder: EventRecorder) -> AuditedStep:
+        return AuditedStep(
+            model=self._model,
+            optimizer=self._optimizer,
+            batch=self._batch,
+            watched=self._watched,
+            names=self._names,
+            held=self._held,
+            own=self._own,
+            elsewhere=self._elsewhere,
+            events=recorder.events,
+            windows=windows(recorder.events, self._held),
+            losses_move=self._losses_move,
+        )
+
+    def _losses_move(self, indices: Sequence[int]) -> bool:
+        """Return whether the losses before the first update change with some parameters, beyond their noise."""
+        start = _losses(self._record())
+        noisy = _losses(self._record(moved=indices))
+        moved = _losses(self._record(moved=indices, move=MOVE))
+        if not start or not len(start) == len(noisy) == len(moved):
+            return False
+        noise = NOISE_MARGIN * max(abs(a - b) for a, b in zip(start, noisy, strict=True))
+        rounding = NOISE_MARGIN * torch.finfo(torch.float32).eps * max(map(abs, start))
+        return max(abs(a - b) for a, b in zip(start, moved, strict=True)) > noise + rounding
+
+    def _outcomes(self, case: AuditedStep) -> list[tuple[StageName, Outcome]]:
+        """Return the outcomes of all judges with their stages."""
+        found: list[tuple[StageName, Outcome]] = []
+        order = judge_order(case)
+        found += [("update", order)] if order is not None else []
+        parameters = judge_parameters(case)
+        found += [("update", parameters)] if parameters is not None else []
+        trailing = case.events[case.events.index(case.windows[-1].update) + 1 :] if case.windows else []
+        for window in case.windows:
+            found += [
+                ("loss", judge_loss(case, window)),
+                ("gradient", judge_gradient(case, window)),
+                ("accumulate", judge_sum(case, window)),
+                ("unscale", judge_unscale(case, window)),
+                ("clip", judge_clip(case, window, trailing if window is case.windows[-1] else [])),
+                ("update", judge_update(case, window)),
+                ("write-back", judge_write_back(case, window)),
+            ]
+        found.append(("schedule", judge_schedule(case)))
+        return found
+
+
+def _stage(name: StageName, outcomes: Iterable[Outcome], allow: Collection[str]) -> tuple[Stage, list[Deviation]]:
+    """Return the verdict on a stage from what its judges said, and its differences."""
+    outcomes = list(outcomes)
+    found = {o.kind: o for o in outcomes if isinstance(o, Deviation) and o.kind not in allow}
+    if found:
+        first = next(iter(found.values()))
+        return Stage(name=name, verdict="differs", text=first.text, difference=first), list(found.values())
+    if any(o == "" or isinstance(o, Deviation) for o in outcomes):
+        return Stage(name=name, verdict="as meant"), []
+    reasons = [o for o in outcomes if isinstance(o, str)]
+    return Stage(name=name, verdict="not seen", text=reasons[0] if reasons else "the step makes no update"), []
+
+
+def _params(optimizer: Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _losses(recorder: EventRecorder) -> list[float]:
+    """Return the losses of the backward passes before the first update."""
+    losses = []
+    for event in recorder.events:
+        if event.kind == "update":
+            break
+        if event.kind == "backward":
+            losses.append(event.loss)
+    return losses if all(map(math.isfinite, losses)) else []

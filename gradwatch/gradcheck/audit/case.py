@@ -1,0 +1,82 @@
+"""Hold what the judges of the stages look at: the events of a step, and its parameters with their names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gradwatch.gradcheck.audit.by_hand import HandChange, gradient_changes
+from gradwatch.gradcheck.audit.events import StepEvent
+from gradwatch.gradcheck.audit.result import Deviation
+from gradwatch.gradcheck.audit.windows import Window, micro_batches
+
+Outcome = Deviation | str
+"""A difference; or why the stage was not seen; or an empty string if it is as meant."""
+MAX_NAMES = 3
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditedStep:
+    """A recorded step.
+
+    Args:
+        model: The model.
+        optimizer: The optimizer whose update is judged.
+        batch: Parts of the batch.
+        watched: Parameters of the model and of the optimizer.
+        names: Their names.
+        held: Indices of those that the optimizer holds.
+        own: Indices of those of the model.
+        elsewhere: Indices of those that other optimizers hold.
+        events: Events of the step.
+        windows: Windows of the updates by the optimizer.
+        losses_move: Says whether the losses of the step change with some parameters.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    batch: Any
+    watched: Sequence[Tensor]
+    names: Sequence[str]
+    held: Sequence[int]
+    own: Sequence[int]
+    elsewhere: frozenset[int]
+    events: Sequence[StepEvent]
+    windows: Sequence[Window]
+    losses_move: Callable[[Sequence[int]], bool]
+
+    def group_of(self, index: int, update: StepEvent) -> dict[str, Any]:
+        """Return the hyperparameters of a held parameter at an update."""
+        tensor = self.watched[index]
+        return next(g for g in update.groups if any(p is tensor for p in g["params"]))
+
+    def decayed(self, window: Window) -> list[int]:
+        """Return the held parameters of which the optimizer decays the weights."""
+        inside = [i for i in self.held if i in window.update.watched]
+        return [i for i in inside if self.group_of(i, window.update).get("weight_decay")]
+
+    def changes(self, window: Window) -> list[HandChange]:
+        """Return the changes of gradients by hand."""
+        return gradient_changes(window, self.held)
+
+    def are_micro(self, passes: Sequence[StepEvent]) -> bool:
+        """Return whether passes are for certain those of micro-batches."""
+        return micro_batches(passes, self.batch)
+
+    def tensors(self, indices: Sequence[int]) -> tuple[str, ...]:
+        """Return the names of watched tensors."""
+        return tuple(self.names[i] for i in indices)
+
+    def listed(self, indices: Sequence[int]) -> str:
+        """Return the first names in words."""
+        shown = ", ".join(f"`{self.names[i]}`" for i in indices[:MAX_NAMES])
+        return shown + (f" and {len(indices) - MAX_NAMES} more" if len(indices) > MAX_NAMES else "")
+
+    def is_minority(self, indices: Sequence[int], among: Sequence[int]) -> bool:
+        """Return whether some tensors have less than half of the elements: most of a model is left out on purpose."""
+        return 2 * sum(self.watched[i].numel() for i in indices) < sum(self.watched[i].numel() for i in among)

@@ -1,0 +1,150 @@
+"""Hold the verdict on each stage of a step, with the ratio and the place of the statement."""
+
+from __future__ import annotations
+
+import linecache
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, final
+
+from gradwatch.errors import shown_path
+
+StageName = Literal["loss", "gradient", "accumulate", "unscale", "clip", "update", "write-back", "schedule"]
+STAGES: tuple[StageName, ...] = (
+    "loss",
+    "gradient",
+    "accumulate",
+    "unscale",
+    "clip",
+    "update",
+    "write-back",
+    "schedule",
+)
+"""In the order of a step."""
+StageVerdict = Literal["as meant", "differs", "not seen"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CodeLine:
+    """A line of a file.
+
+    Args:
+        file: The file, or an empty string if it is unknown.
+        line: The line, from 1; 0 if it is unknown.
+    """
+
+    file: str = ""
+    line: int = 0
+
+    def __str__(self) -> str:
+        return f"{shown_path(self.file)}:{self.line}" if self.file else ""
+
+    @property
+    def source(self) -> str:
+        """Return the text of the line, stripped."""
+        return linecache.getline(self.file, self.line).strip() if self.file else ""
+
+
+NOWHERE = CodeLine()
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deviation:
+    """A stage that does something else than it was meant to.
+
+    Args:
+        stage: The stage.
+        kind: What kind of mistake, such as `loss-not-divided`.
+        text: One sentence for people.
+        place: The statement.
+        ratio: What the stage gave, divided by what was meant; nan if it is no multiple.
+        tensors: Names of the parameters concerned.
+    """
+
+    stage: StageName
+    kind: str
+    text: str
+    place: CodeLine = NOWHERE
+    ratio: float = math.nan
+    tensors: tuple[str, ...] = ()
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """The verdict on a stage.
+
+    Args:
+        name: The stage.
+        verdict: as meant, differs or not seen.
+        text: One sentence for people; empty if the stage is as meant.
+        difference: The mistake, or None.
+    """
+
+    name: StageName
+    verdict: StageVerdict
+    text: str = ""
+    difference: Deviation | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepAudit:
+    """What `gradwatch.audit_step` returns. It is true if no stage differs, and its text is a table of the stages.
+
+    Args:
+        stages: The verdict on each stage, in the order of a step.
+        differences: All mistakes, in the order of the stages.
+        passes: Number of backward passes before the last update.
+        updates: Number of updates by the optimizer.
+    """
+
+    stages: tuple[Stage, ...]
+    differences: tuple[Deviation, ...]
+    passes: int
+    updates: int
+
+    @property
+    def first(self) -> Deviation | None:
+        """Return the first stage that differs, with its mistake; later ones often follow from it."""
+        return self.differences[0] if self.differences else None
+
+    def __bool__(self) -> bool:
+        return not self.differences
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {
+            "verdict": "as meant" if self else "differs",
+            "stages": [{"name": s.name, "verdict": s.verdict, "text": s.text or None} for s in self.stages],
+            "differences": [
+                {
+                    "stage": d.stage,
+                    "kind": d.kind,
+                    "text": d.text,
+                    "file": d.place.file or None,
+                    "line": d.place.line or None,
+                    "ratio": d.ratio if math.isfinite(d.ratio) else None,
+                    "tensors": [*d.tensors],
+                }
+                for d in self.differences
+            ],
+            "passes": self.passes,
+            "updates": self.updates,
+        }
+
+    def __str__(self) -> str:
+        first = self.first
+        lines = [f"the step differs in its {first.stage}" if first else "the step is as meant"]
+        for difference in self.differences:
+            lines.append(f"  {difference.text}")
+            if difference.place.file:
+                lines.append(f"      {difference.place}: {difference.place.source}")
+        for stage in self.stages:
+            has_ratio = stage.difference is not None and math.isfinite(stage.difference.ratio)
+            ratio = f"ratio {stage.difference.ratio:.6g}" if stage.difference and has_ratio else ""
+            said = ratio if stage.difference else stage.text
+            lines.append(f"  {stage.name:<10}  {stage.verdict:<8}  {said}".rstrip())
+        return "\n".join(lines)
