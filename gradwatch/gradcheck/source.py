@@ -92,6 +92,8 @@ class FunctionSource:
         shared = [s for s in slices[0] if all(any(s is t for t in other) for other in slices) and id(s) not in spared]
         # a value that is computed where it is used, not only named there
         inline = [value for value, _ in bad if not isinstance(value, (ast.Name, ast.Constant))]
+        if shared and inline and any(_form(value) == _form(inline[0]) for value in good):
+            inline = []  # what is right is used in the same way
         if inline and (len(bad) == 1 or not shared):
             return self.place(inline[0])
         return self.place(max(shared, key=lambda s: s.lineno) if shared else bad[0][1])
@@ -120,6 +122,11 @@ class FunctionSource:
                     found.append(statement)
                     pending |= _names(statement)
         return found
+
+
+def _form(expression: ast.expr) -> str:
+    """Return an expression without the names in it."""
+    return "".join(type(n).__name__ for n in ast.walk(expression))
 
 
 def _names(node: ast.AST) -> set[str]:

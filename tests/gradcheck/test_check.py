@@ -12,7 +12,8 @@ from gradwatch.gradcheck.check import run_check
 
 # one case of each way in which a mistake is found, and of each way in which a right one misleads
 WRONG = (
-    "cube_with_a_factor_of_two",
+    "attention_without_its_inner_product",
+    "leak_in_place_with_a_squared_slope",
     "penalty_through_a_backward_that_detaches",
     "dense_with_a_mean_for_the_bias",
     "square_map_transposed",
@@ -32,7 +33,7 @@ WRONG = (
 )
 RIGHT = (
     "relu_at_zero",
-    "ties_of_max_pooling",
+    "gradients_per_sample",
     "batch_norm_in_training",
     "network_with_binary_weights",
     "penalty_of_the_slope_through_a_function",

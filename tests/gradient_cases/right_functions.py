@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
+from torch.func import functional_call
 
 from gradient_cases.planting import right
 from gradient_cases.wrong_functions import Dense, GainLayer, applied, squares
@@ -306,3 +307,21 @@ def frozen_gain():
     layer = GainLayer(GainFunction)
     layer.gain.requires_grad_(False)
     return nn.Sequential(nn.Linear(4, 4), layer), (torch.randn(5, 4),), squares
+
+
+def step_per_sample(model, batch):
+    x, y = batch
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+
+    def loss(weights, sample, target):
+        return (functional_call(model, weights, (sample,)) - target).pow(2).mean()
+
+    each = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(weights, x, y)
+    for name, p in model.named_parameters():
+        p.grad = each[name].mean(0)
+    return (model(x) - y).pow(2).mean().detach()
+
+
+@right
+def gradients_per_sample():
+    return step_per_sample, nn.Linear(4, 2), (torch.randn(3, 4), torch.randn(3, 2))

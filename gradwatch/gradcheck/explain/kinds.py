@@ -59,7 +59,7 @@ def name_mistake(
     if missing:
         place = backward.maker([missing[0].index], right) if backward else NOWHERE
         return Named("missing_grad", place, 0.0)
-    for experiment in (_in_step_only, _by_layout, _ignores_grad, _writes_what_it_saves):
+    for experiment in (_in_step_only, _by_layout, _ignores_grad, _writes_what_it_differentiates):
         if (found := experiment(call, wrong, nodes, backward)) is not None:
             return found
     ratio = first.ratio
@@ -76,11 +76,13 @@ def name_mistake(
         return Named("transposed", _statement(backward, made, calls_any=("t", "mm", "matmul", "transpose")))
     swap = substitution(call, lambda grads: _agree(call, wrong, nodes, grads), modules)
     if swap is not None:
-        return Named(swap.kind, swap.place if swap.place.file else made)
+        kind = "stale" if _writes(call, lambda needed: not needed) else swap.kind
+        return Named(kind, swap.place if swap.place.file else made)
     fixed = _repaired(call, wrong, nodes)
     if fixed is not None and fixed.kind != "factor":
         return Named(fixed.kind, fixed.place)
-    return _by_pattern(call, wrong, nodes, backward, fixed.place if fixed else made)
+    found = _by_pattern(call, wrong, nodes, backward, fixed.place if fixed else made)
+    return Named("factor", found.place) if found.kind == "missing_term" and fixed else found
 
 
 def detaching_line(function: type[Function]) -> SourceLine:
@@ -158,22 +160,33 @@ def _ignores_grad(
     return Named("no_grad_output", backward.maker([w.index for w in wrong], ()) if backward else NOWHERE)
 
 
-def _writes_what_it_saves(
+def _writes_what_it_differentiates(
     call: RecordedCall, wrong: Sequence[WrongArgument], nodes: NodeCheck, backward: FunctionSource | None
 ) -> Named | None:
-    """Return the statement of the forward that changes an argument, or what is saved, in place."""
+    """Return the statement of the forward that changes in place what is saved, or an argument with a gradient."""
+    place = _writes(call, lambda needed: needed)
+    return Named("inplace", place) if place else None
+
+
+def _writes(call: RecordedCall, test: Callable[[bool], bool]) -> SourceLine | None:
+    """Return the first statement of the forward that changes some arguments in place, or its own saved values.
+
+    Args:
+        call: The call.
+        test: Chooses arguments by whether they take a gradient; those without one are running statistics.
+    """
     forward = source_of(method(call.function, "forward"))
     if forward is None or any(calls(s, ("mark_dirty",)) for s in forward.statements()):
         return None
-    saved = {
-        name
-        for s in forward.simple(lambda s: calls(s, ("save_for_backward",)))
-        for name in (n.id for n in ast.walk(s) if isinstance(n, ast.Name))
+    parameters = [a.arg for a in forward.node.args.args]
+    chosen = {
+        name for name, n in zip(parameters[len(parameters) - len(call.needs) :], call.needs, strict=True) if test(n)
     }
-    parameters = {a.arg for a in forward.node.args.args}
-    for statement in forward.simple(lambda s: bool(written(s) & (saved | parameters) - {"ctx"})):
-        return Named("inplace", forward.place(statement))
-    return None
+    if test(True):
+        saved = forward.simple(lambda s: calls(s, ("save_for_backward",)))
+        chosen |= {n.id for s in saved for n in ast.walk(s) if isinstance(n, ast.Name)} - {*parameters}
+    found = forward.simple(lambda s: bool(written(s) & chosen))
+    return forward.place(found[0]) if found else None
 
 
 def _kind_of_ratio(call: RecordedCall, wrong: Sequence[WrongArgument], ratio: float) -> str:
@@ -235,6 +248,8 @@ def _by_pattern(
         return Named("inner_product", made)
     if _has_epsilon(call) and _right_when_large(call, wrong, nodes):
         return Named("eps", _statement(backward, made, words=("eps",)))
+    if _right_for_one(call, wrong, nodes):
+        return Named("batch", made)
     sizes = [o.numel() for o in tensors_of(call.outputs)]
     if all(w.value.numel() < max(sizes, default=0) for w in wrong) and len(wrong) < sum(call.needs):
         return Named("broadcast", made)
@@ -292,12 +307,34 @@ def _has_epsilon(call: RecordedCall) -> bool:
     """Return whether a Function names an epsilon, or adds a small number."""
     for name in ("forward", "setup_context", "backward"):
         source = source_of(method(call.function, name))
-        for node in ast.walk(source.node) if source else ():
-            if isinstance(node, ast.Constant) and isinstance(node.value, float) and 0 < node.value <= MAX_EPSILON:
+        nodes = list(ast.walk(source.node)) if source else []
+        factors = [
+            x for n in nodes if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mult) for x in (n.left, n.right)
+        ]
+        for node in nodes:
+            is_number = isinstance(node, ast.Constant) and isinstance(node.value, float) and node not in factors
+            if is_number and 0 < node.value <= MAX_EPSILON:  # type: ignore[attr-defined]  # a float constant
                 return True
             if isinstance(node, (ast.Name, ast.Attribute)) and mentions(node, ("eps",)):
                 return True
     return any("eps" in name.lower() for name, _ in _scalars(call))
+
+
+def _right_for_one(call: RecordedCall, wrong: Sequence[WrongArgument], nodes: NodeCheck) -> bool:
+    """Return whether the gradient is right for the first sample alone."""
+    batch = next((o.shape[0] for o in tensors_of(call.outputs) if o.ndim), 0)
+
+    def first(value: Any) -> Any:
+        is_batched = isinstance(value, Tensor) and value.ndim > 1 and value.shape[0] == batch
+        return value[:1].clone() if is_batched else value
+
+    args = tuple(map(first, copied(call.args)))
+    one = RecordedCall(call.function, call.index, args, args, call.needs, random=call.random)
+    one.grad_outputs = tuple(map(first, call.grad_outputs or ()))
+    try:
+        return batch > 1 and _agree(one, wrong, nodes, again(one))
+    except RuntimeError:  # a Function for this batch size only
+        return False
 
 
 def _right_when_large(call: RecordedCall, wrong: Sequence[WrongArgument], nodes: NodeCheck) -> bool:

@@ -231,7 +231,7 @@ def _gradients(
     """Return the gradients of some arguments, for the gradients that the call's backward got."""
     set_random_state(call.random)
     with torch.enable_grad():
-        result = call.function.apply(*args)
+        result = call.function.apply(*map(writable, args))
         outputs = tuple(result) if isinstance(result, (tuple, list)) else (result,)
         pairs = [
             (o, g)
@@ -256,7 +256,7 @@ def again(
     copies = [_leaf(a, needed, contiguous) for a, needed in zip(copied(args or call.args), call.needs, strict=True)]
     set_random_state(call.random)
     with torch.enable_grad():
-        result = call.function.apply(*copies)
+        result = call.function.apply(*map(writable, copies))
     outputs = tuple(result) if isinstance(result, (tuple, list)) else (result,)
     pairs = [
         (o, g * factor)
@@ -270,6 +270,12 @@ def again(
     found = torch.autograd.grad([o for o, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
     by_id = {id(a): g for a, g in zip(wanted, found, strict=True)}
     return [by_id.get(id(a)) for a in copies]
+
+
+def writable(value: Any) -> Any:
+    """Return a leaf as a result of an operation, into which a Function with `mark_dirty` may write."""
+    is_leaf = isinstance(value, Tensor) and value.requires_grad and value.is_leaf
+    return value.clone() if is_leaf and value.is_contiguous() else value
 
 
 def _leaf(value: Any, needed: bool, contiguous: bool) -> Any:

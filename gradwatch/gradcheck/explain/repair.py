@@ -15,8 +15,10 @@ from torch.autograd import Function
 from gradwatch.gradcheck.source import FunctionSource, SourceLine, source_of
 from gradwatch.gradcheck.stepping.function_calls import method
 
-MAX_CHANGES = 80
+MAX_CHANGES = 160
 """Changes to try for one backward."""
+LOST_FACTORS = (2, 3, 0.5)
+"""Factors that one term of a sum may lack: those of powers."""
 
 
 @final
@@ -73,6 +75,7 @@ def _variants(node: ast.expr) -> Iterator[tuple[str, ast.expr]]:
     match node:
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             yield "sign", ast.BinOp(left, ast.Sub(), right)
+            yield "sign", ast.BinOp(right, ast.Sub(), left)
         case ast.BinOp(left=left, op=ast.Sub(), right=right):
             yield "sign", ast.BinOp(left, ast.Add(), right)
         case ast.BinOp(left=left, op=ast.MatMult(), right=right):
@@ -95,8 +98,28 @@ def _variants(node: ast.expr) -> Iterator[tuple[str, ast.expr]]:
         case ast.Call(func=ast.Attribute(attr="sum"), args=[ast.Constant(value=int(dim))], keywords=keywords):
             for other in {0, 1, -1} - {dim}:
                 yield "broadcast", ast.Call(node.func, [ast.Constant(other)], keywords)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.Div)):
-        yield "factor", node.left
+    if isinstance(node, ast.BinOp):
+        yield from _other_products(node)
+
+
+def _other_products(node: ast.BinOp) -> Iterator[tuple[str, ast.expr]]:
+    """Yield a product without its last factor or with its mean taken off, and sums with a multiple of one operand."""
+    left, right = node.left, node.right
+    match node.op:
+        case ast.Mult():
+            yield "factor", left
+            total = ast.Call(
+                _attribute(node, "sum"), [ast.Constant(-1)], [ast.keyword("keepdim", ast.Constant(value=True))]
+            )
+            yield "inner_product", ast.BinOp(left, ast.Mult(), ast.BinOp(right, ast.Sub(), total))
+            yield "inner_product", ast.BinOp(ast.BinOp(left, ast.Sub(), total), ast.Mult(), right)
+        case ast.Div():
+            yield "factor", left
+        case ast.Add() | ast.Sub():
+            for number in LOST_FACTORS:
+                lost = ast.Constant(number)
+                yield "factor", ast.BinOp(left, node.op, ast.BinOp(lost, ast.Mult(), right))
+                yield "factor", ast.BinOp(ast.BinOp(lost, ast.Mult(), left), node.op, right)
 
 
 def _attribute(value: ast.expr, name: str) -> ast.Attribute:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -44,7 +45,7 @@ def step_fault(
     if math.isfinite(common) and (len(wrong) > 1 or not right):
         kind = _kind_of_all(step, comparison, wrong, right, common)
         return [_fault(step, kind, wrong, right, common)]
-    if comparison.grads.passes > 1 and all(not math.isfinite(r) or r > 0 for r in ratios.values()):
+    if comparison.grads.parts > 1 and all(not math.isfinite(r) or r > 0 for r in ratios.values()):
         kind = "double_count" if _is_tied(step, wrong) else "token_mean"
         if kind == "double_count" or len(wrong) > len(right):
             return [_fault(step, kind, wrong, right, math.nan)]
@@ -60,14 +61,14 @@ def _kind_of_all(
     step: CheckedStep, comparison: LeafComparison, wrong: Sequence[str], right: Sequence[str], ratio: float
 ) -> str:
     """Return the kind of a mistake that multiplies every wrong leaf by one number."""
-    count = comparison.grads.backwards
+    counts = (comparison.grads.backwards, comparison.grads.parts)
     if not ratio:
         return "missing_grad"
     if math.isclose(ratio, -1.0, rel_tol=SAME):
         return "sign"
     if math.isclose(ratio, 2.0, rel_tol=SAME) and (right or _is_tied(step, wrong)):
         return "double_count"
-    if count > 1 and math.isclose(ratio, count, rel_tol=SAME):
+    if any(n > 1 and math.isclose(ratio, n, rel_tol=SAME) for n in counts):
         return "accumulation"
     is_bias = right and all(comparison.grads.by_name[n].ndim == 1 for n in wrong)
     if is_bias and any(math.isclose(ratio, 1 / n, rel_tol=SAME) for n in _batch_sizes(step) if n > 1):
@@ -173,6 +174,8 @@ def _one_channel(comparison: LeafComparison, name: str, value: Tensor) -> bool:
 def _fault(step: CheckedStep, kind: str, wrong: Sequence[str], right: Sequence[str], ratio: float) -> Fault:
     """Return the mistake with the statement that most likely makes it."""
     function, place = _statement(step, kind, wrong, right)
+    if kind == "factor" and set(RATES) & set(re.split(r"[\W_]+", place.text.lower())):
+        kind = "lr_scale"
     where = function or wrong[0]
     shown = ", ".join(f"`{n}`" for n in wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
     at = f" ({shown_path(place.file)}:{place.line})" if place.file else ""

@@ -9,6 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from gradwatch.gradcheck.explain.nodes import writable
 from gradwatch.gradcheck.source import NOWHERE, SourceLine, calls, source_of
 from gradwatch.gradcheck.stepping.function_calls import RecordedCall, method, tensors_of
 from gradwatch.gradcheck.stepping.tensors import copied
@@ -98,7 +99,7 @@ def _saved(call: RecordedCall) -> tuple[list[Any] | None, dict[str, Any]]:
     args = [a.requires_grad_() if n else a for a, n in zip(copied(call.args), call.needs, strict=True)]
     try:
         with torch.enable_grad():
-            result = call.function.apply(*args)
+            result = call.function.apply(*map(writable, args))
         first = next(t for t in (result if isinstance(result, (tuple, list)) else (result,)) if isinstance(t, Tensor))
         node = first.grad_fn
         kept = [t.detach() if isinstance(t, Tensor) else t for t in node.saved_tensors]  # type: ignore[union-attr]

@@ -11,7 +11,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from gradwatch.gradcheck.stepping.tensors import copied, dense, inner, is_continuous
 from gradwatch.state.rng import random_state
@@ -139,7 +139,7 @@ class CallLog:
                 for i, (now, before) in enumerate(zip(given, held.args, strict=True))
                 if isinstance(now, Tensor) and (grad := held.gradient(i)) is not None
             )
-            return tree_map_only(Tensor, lambda t: t.clone(), held.outputs)
+            return _kept(result, held.outputs, given)
         call.outputs = copied(result) if self.copies else None
         self.calls.append(call)
         return result
@@ -160,6 +160,19 @@ class CallLog:
             call.grad_outputs = given
             call.grad_inputs = copied(tuple(result) if isinstance(result, (tuple, list)) else (result,))
         return result
+
+
+def _kept(result: Any, outputs: Any, given: Sequence[Any]) -> Any:
+    """Return the held outputs; those that are written into an argument stay that argument."""
+
+    def keep(now: Any, before: Any) -> Any:
+        if not isinstance(before, Tensor):
+            return before
+        return now.copy_(before) if any(now is a for a in given) else before.clone()
+
+    if isinstance(outputs, (tuple, list)):
+        return type(outputs)(keep(now, before) for now, before in zip(result, outputs, strict=True))
+    return keep(result, outputs)
 
 
 @contextmanager

@@ -37,7 +37,7 @@ class Gradients:
         by_name: Gradient of each leaf, dense; zeros where there was none.
         absent: Names of leaves without a gradient.
         backwards: Number of backward passes that the step ran itself.
-        passes: Number of forward passes through the model.
+        parts: Number of forward passes through the model, if each takes a part of the samples.
         is_second: Whether the step differentiates a gradient.
     """
 
@@ -45,7 +45,7 @@ class Gradients:
     by_name: dict[str, Tensor]
     absent: frozenset[str]
     backwards: int
-    passes: int
+    parts: int
     is_second: bool
 
 
@@ -101,6 +101,11 @@ class CheckedStep:
         self._needs_graph = True
 
     @property
+    def samples(self) -> int:
+        """Return the largest first dimension of the batch."""
+        return max((t.shape[0] for t in tree_leaves(self.batch) if isinstance(t, Tensor) and t.ndim), default=0)
+
+    @property
     def epsilon(self) -> float:
         """Return the epsilon of the format."""
         return torch.finfo(self.dtype).eps
@@ -122,7 +127,7 @@ class CheckedStep:
 
     def gradients(self) -> Gradients:
         """Run forward and backward, and return what the step fills in; the state is reset before, not after."""
-        with self.placed(), torch.enable_grad(), counted(self.model) as count:
+        with self.placed(), torch.enable_grad(), counted(self.model, self.samples) as count:
             loss = self.scalar(*self.batch)
             self.fills = any(t.grad is not None for t in self.leaves.values())
             if not self.fills:
@@ -138,7 +143,7 @@ class CheckedStep:
                 by_name={n: dense(g, self.leaves[n]) for n, g in grads.items()},
                 absent=frozenset(n for n, g in grads.items() if g is None),
                 backwards=count.backwards,
-                passes=count.passes,
+                parts=count.parts,
                 is_second=count.with_graph > 0,
             )
 
@@ -260,17 +265,24 @@ def _clone(tensor: Tensor) -> Tensor:
 @final
 @dataclass(slots=True)
 class PassCount:
-    """Numbers of backward passes, of those that make a graph, and of forward passes through a model."""
+    """Numbers of backward passes, of those that make a graph, and the samples of each forward pass."""
 
     backwards: int = 0
     with_graph: int = 0
-    passes: int = 0
+    sizes: list[int] = field(default_factory=list)
+    samples: int = 0
+
+    @property
+    def parts(self) -> int:
+        """Return the number of passes if they take parts of the samples: fewer than all, or not equally many."""
+        is_divided = max(self.sizes, default=0) < self.samples or len(set(self.sizes)) > 1
+        return len(self.sizes) if is_divided else 0
 
 
 @contextmanager
-def counted(model: nn.Module | None) -> Iterator[PassCount]:
+def counted(model: nn.Module | None, samples: int) -> Iterator[PassCount]:
     """Count the passes that are started inside."""
-    count = PassCount()
+    count = PassCount(samples=samples)
     engine = getattr(torch.autograd, ENGINE)
 
     def run(*args: Any, **options: Any) -> Any:
@@ -279,8 +291,10 @@ def counted(model: nn.Module | None) -> Iterator[PassCount]:
             count.with_graph += len(args) > CREATE_GRAPH and bool(args[CREATE_GRAPH])
         return engine(*args, **options)
 
-    def passed(*_: Any) -> None:
-        count.passes += torch._C._current_graph_task_id() == -1
+    def passed(_: Any, inputs: Any) -> None:
+        sizes = [t.shape[0] for t in tree_leaves(inputs) if isinstance(t, Tensor) and t.ndim]
+        if sizes and torch._C._current_graph_task_id() == -1:
+            count.sizes.append(max(sizes))
 
     handle = model.register_forward_pre_hook(passed) if model is not None else None
     places = [m for m in (torch.autograd, torch.autograd.graph) if hasattr(m, ENGINE)]

@@ -74,7 +74,8 @@ class ModuleStack:
             else:
                 self._meet(module)
         # other roots, such as a loss module, get outputs of the model as inputs
-        if not self.running and module is self._roots[0]:
+        # tensors under vmap and its like have no memory of their own
+        if not self.running and module is self._roots[0] and not torch._C._are_functorch_transforms_active():
             self._name_inputs(args)
         self.running.append(module)
 
