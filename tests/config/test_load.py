@@ -7,8 +7,8 @@ from gradwatch.errors import ConfigError
 
 DATA_SETTINGS = "batch_size, eval_batch_size, workers, pin_memory, shuffle, drop_last, transform, augment"
 TRAIN_SETTINGS = (
-    "steps, epochs, device, threads, precision, accumulate, clip, activation_checkpointing, compile, eval_every, "
-    "checkpoint, early_stop, on_nonfinite, on_critical, rewind, scaler"
+    "steps, epochs, device, parallel, shard_ranks, sync_batchnorm, threads, precision, accumulate, clip, "
+    "activation_checkpointing, compile, eval_every, checkpoint, early_stop, on_nonfinite, on_critical, rewind, scaler"
 )
 SECTIONS = "run, model, data, loss, optim, schedule, train, watch, detect, sinks"
 
