@@ -77,11 +77,11 @@ def test_the_passes_alone_leave_the_gradient_and_no_update(recorded):
     with restore_step(recorded, step=18) as restored:
         before = weights(restored)
 
-        loss, finite = restored.stepper().backward(restored.window)
+        passes = restored.stepper().backward(restored.window)
 
         after = weights(restored)
-        assert finite
-        assert loss == load_run(recorded)["loss"][18]
+        assert passes.finite
+        assert passes.loss == load_run(recorded)["loss"][18]
         assert all(torch.equal(before[n], after[n]) for n, p in restored.training.model.named_parameters())
         assert all(p.grad is not None for p in restored.training.model.parameters())
         restored.restore()
