@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
 import pkgutil
@@ -31,6 +32,12 @@ def load(package: str, name: str) -> ModuleType:
 
 def entry_points(group: str) -> tuple[Any, ...]:
     """Load the objects that installed packages register in an entry point group, such as `gradwatch.detectors`."""
+    return _entry_points(group, tuple(sys.path))
+
+
+@functools.cache
+def _entry_points(group: str, path: tuple[str, ...]) -> tuple[Any, ...]:
+    # the metadata of some hundred packages take 50 ms to read, and a folder that joins the path may bring more
     return tuple(point.load() for point in importlib.metadata.entry_points(group=group))
 
 

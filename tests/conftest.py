@@ -4,12 +4,17 @@ import os
 from collections.abc import Callable, Sequence
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from gradwatch.detect import Detector
 from gradwatch.history.store import History
 from gradwatch.records import Finding
 
 Replay = Callable[[History, Sequence[Detector]], tuple[Finding, ...]]
+
+# how long an example takes says more about what else runs on the machine
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")
 
 LONGEST_FILES = (
     "tests/contracts/test_quality.py",

@@ -95,7 +95,7 @@ def runs(draw):
     return made
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(made=runs(), gap=st.sampled_from([1, 8]))
 def test_any_numbers_may_be_recorded(made, gap):
     history, problems = ingested(made, gap=gap)

@@ -62,7 +62,7 @@ def test_stride_doubles_each_time_the_age_doubles():
     assert strides == [1, 1, 2, 2, 4, 4, 8, 8, 16]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     newest=st.integers(0, 3000),
     length=st.sampled_from([16, 64]),
@@ -79,7 +79,7 @@ def test_the_fast_rule_is_the_documented_rule(newest, length, findings, validati
     assert fast_T.tolist() == slow_T
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     moments=st.lists(st.integers(1, 4000), min_size=1, max_size=8, unique=True).map(sorted),
     findings=st.lists(st.integers(0, 4000), max_size=5),

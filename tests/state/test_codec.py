@@ -98,7 +98,7 @@ def containers(children):
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.recursive(LEAVES, containers, max_leaves=12))
 def test_any_state_comes_back_exactly(state):
     assert_same(through_text(state), state)

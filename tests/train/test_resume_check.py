@@ -168,7 +168,7 @@ def wait_for(condition, process, seconds=120):
         time.sleep(0.002)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_run_with_workers_ended_by_a_signal_resumes_to_the_same_numbers(tmp_path, whole, number):
     process = start(write_config(tmp_path, workers=2), "--set", "run.name=ended")
 

@@ -214,7 +214,7 @@ NESTS = st.recursive(
 )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(batch=NESTS, loss=st.sampled_from([None, 0.0, 1, torch.nan, torch.ones(2), torch.tensor(2)]))
 def test_any_batch_and_loss_may_be_passed(batch, loss):
     model = nn.Linear(6, 3)

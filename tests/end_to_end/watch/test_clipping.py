@@ -254,6 +254,14 @@ def bodies():
     return [function.__closure__[0].cell_contents for function in (clip_grad._clip_grads_with_norm_, clip_grad_value_)]
 
 
+@pytest.fixture
+def no_listener(monkeypatch):
+    """Begin without the monitors that other tests have left open."""
+    clip_calls._restore()
+    monkeypatch.setattr(clip_calls, "_listeners", [])
+
+
+@pytest.mark.usefixtures("no_listener")
 def test_torch_is_restored_when_the_last_monitor_ends():
     model = make()
     watch = lambda: gradwatch.watch(model, torch.optim.SGD(model.parameters(), lr=0.1), on_finding=None)  # noqa: E731
@@ -276,6 +284,7 @@ class Listener:
         pass
 
 
+@pytest.mark.usefixtures("no_listener")
 def test_torch_is_restored_by_the_first_clipping_after_a_listener_was_discarded():
     listener = Listener()
     clip_calls.listen(listener)

@@ -22,7 +22,7 @@ class Batch:
 
 
 @pytest.mark.skipif(kernels.select_backend() is None, reason="the extension is not built")
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     seed=st.integers(0, 2**32 - 1),
     length=st.integers(0, 70) | st.just(5000),
@@ -152,7 +152,7 @@ def test_batches_that_are_not_plain_are_left_to_those_who_look_closely(batch):
 
 
 @pytest.mark.skipif(kernels.select_backend() is None, reason="no extension is built")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(0, 40), st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.bool])))
 )
@@ -164,7 +164,7 @@ def test_the_hash_of_plain_tensors_is_that_of_those_who_look_closely(shapes):
 
 
 @pytest.mark.skipif(kernels.select_backend() is None, reason="no extension is built")
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data(), dtype=st.sampled_from([torch.uint8, torch.int16, torch.float32, torch.float64]))
 def test_the_hash_of_a_view_is_that_of_what_it_shows(data, dtype):
     shape = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=4))

@@ -50,7 +50,7 @@ def test_edges_ascend_and_mirror_each_other():
 
 
 @every_kernel
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     seed=st.integers(0, 2**32 - 1),
     length=st.sampled_from([0, 1, 5, 16, 17, 1008, 1023, 1025, 3000]),

@@ -67,7 +67,7 @@ def assert_right(row_S, grad):
 
 
 @every_kernel
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(grad=gradients())
 def test_statistics_equal_the_obvious_ones(kernel, grad):
     assert_right(read([grad], kernel)[:, 0], grad)

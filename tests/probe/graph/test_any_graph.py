@@ -13,7 +13,7 @@ from gradwatch.attempts import Attempts
 from gradwatch.probe.graph.reader import LossGraphReader
 from gradwatch.probe.parameters import list_parameters
 
-QUICK = settings(max_examples=60, deadline=None)
+QUICK = settings(max_examples=60)
 
 DIVISORS = {
     "a number": lambda: 0.5,

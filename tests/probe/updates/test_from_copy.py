@@ -23,7 +23,7 @@ every_kernel = pytest.mark.parametrize(
 
 
 @every_kernel
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     seed=st.integers(0, 2**32 - 1),
     length=st.sampled_from([0, 1, 15, 17, 1024, 1030, 4001]),
@@ -46,7 +46,7 @@ def test_ratios_equal_the_obvious_ones(kernel, seed, length, dtype, step):
 
 
 @every_kernel
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     seed=st.integers(0, 2**32 - 1),
     length=st.sampled_from([1, 16, 17, 1024, 1030, 3000]),

@@ -40,7 +40,7 @@ def assert_close(traced_2L, kept_2L):
     assert (np.abs(ratio_L - expected_L) <= allowed_L).all(), (ratio_L, expected_L)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     name=st.sampled_from([*TRACED]),
     seed=st.integers(0, 2**32 - 1),

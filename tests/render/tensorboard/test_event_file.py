@@ -17,7 +17,7 @@ def _read(directory):
     return list(LegacyEventFileLoader(str(path)).Load())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.binary(max_size=4000))
 def test_records_have_the_checksums_that_tensorboard_computes(data):
     written = record(data)
