@@ -1,11 +1,11 @@
 """Worker work: in order, on a thread of its own, complete when asked for, and never without its errors."""
 
 import subprocess
-import sys
 import threading
 import time
 
 import pytest
+import warm_python
 
 from gradwatch.pipeline import worker
 from gradwatch.pipeline.worker import Worker
@@ -148,7 +148,7 @@ def test_a_program_that_ends_has_its_last_items_worked_off():
         "sys.exit(4)\n"
     )
 
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([*warm_python.command(), "-c", program], capture_output=True, text=True, timeout=60)
 
     assert (ended.returncode, ended.stdout) == (4, "0\n1\n2\n")
 

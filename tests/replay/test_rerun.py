@@ -3,15 +3,14 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import warm_python
 from poisoned import STEP, poisoned
 
 from gradwatch.cli import main
@@ -198,8 +197,9 @@ def test_a_changed_config_differs_from_the_first_step_on(recorded, tmp_path):
 
 def test_it_works_on_what_a_kill_left_behind(tmp_path):
     poisoned(tmp_path)
+    arguments = ["train", str(tmp_path / "poisoned.yaml"), "--set", "train.steps=100000"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "gradwatch", "train", str(tmp_path / "poisoned.yaml"), "--set", "train.steps=100000"],
+        [*warm_python.command(), "-m", "gradwatch", *arguments],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -209,7 +209,7 @@ def test_it_works_on_what_a_kill_left_behind(tmp_path):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
+    process.send_signal(warm_python.KILL)
     process.communicate(timeout=60)
     (directory,) = (tmp_path / "runs").iterdir()
 

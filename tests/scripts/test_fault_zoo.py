@@ -2,10 +2,10 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import warm_python
 
 import gradwatch
 from scripts.fault_zoo.__main__ import main
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_zoo(*options):
-    command = [sys.executable, "-m", "scripts.fault_zoo", *map(str, options)]
+    command = [*warm_python.command(), "-m", "scripts.fault_zoo", *map(str, options)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 

@@ -6,13 +6,13 @@ import os
 import random
 import re
 import subprocess
-import sys
 import textwrap
 import warnings
 
 import numpy as np
 import pytest
 import torch
+import warm_python
 from torch import nn
 
 from gradwatch.errors import CheckpointError
@@ -221,9 +221,9 @@ while True:
 
 @pytest.mark.parametrize("after", [1, 3, 20])
 def test_kill_9_leaves_the_last_checkpoint_good(tmp_path, after):
-    process = subprocess.Popen([sys.executable, "-c", CHILD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*warm_python.command(), "-c", CHILD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     done = [int(process.stdout.readline()) for _ in range(after)]
-    process.kill()
+    process.send_signal(warm_python.KILL)
     done += [int(line) for line in process.stdout if line.endswith("\n")]
     process.wait()
 
@@ -268,7 +268,7 @@ def test_a_file_size_limit_stops_a_real_writer_without_harm(tmp_path):
         except GradwatchError as error:
             print(error)
     """
-    command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)]
+    command = [*warm_python.command(), "-c", textwrap.dedent(code), str(tmp_path)]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     assert "file too large" in output

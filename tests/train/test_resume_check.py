@@ -3,13 +3,13 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import warm_python
 
 from gradwatch import catalogue, load_run
 from gradwatch.config.load import load_config
@@ -152,7 +152,7 @@ def test_what_takes_several_looks_to_see_is_told_at_the_same_step_of_a_resumed_r
 
 def start(*arguments):
     return subprocess.Popen(
-        [sys.executable, "-m", "gradwatch", "train", *map(str, arguments)],
+        [*warm_python.command(), "-m", "gradwatch", "train", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -173,7 +173,7 @@ def test_a_run_with_workers_ended_by_a_signal_resumes_to_the_same_numbers(tmp_pa
     process = start(write_config(tmp_path, workers=2), "--set", "run.name=ended")
 
     wait_for(lambda: list((tmp_path / "runs").glob("*/checkpoints/step-*05")), process)
-    process.send_signal(number)
+    process.send_signal(warm_python.KILL if number == signal.SIGKILL else number)
     process.communicate(timeout=60)
     (directory,) = (tmp_path / "runs").iterdir()
     resumed = start("--resume", directory)

@@ -2,8 +2,9 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
+
+import warm_python
 
 from gradwatch.errors import PACKAGE
 
@@ -31,7 +32,7 @@ def line_of(text):
 
 def in_process(folder, *args, **options):
     return subprocess.Popen(
-        [sys.executable, "-m", "gradwatch", "train", *args],
+        [*warm_python.command(), "-m", "gradwatch", "train", *args],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(PACKAGE.parent), "OMP_NUM_THREADS": "1", "NO_COLOR": "1"},
         text=options.pop("text", True),

@@ -6,7 +6,6 @@ import io
 import os
 import pickle
 import subprocess
-import sys
 import warnings
 from multiprocessing.reduction import ForkingPickler
 
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.multiprocessing  # lets ForkingPickler send tensors
+import warm_python
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call, grad, hessian, jvp, vmap
@@ -114,7 +114,7 @@ def test_copies_of_each_step_load_without_gradwatch(tmp_path, is_compiling):
     (tmp_path / "copies").write_bytes(pickle.dumps(copies))
 
     assert b"gradwatch" not in b"".join(data for _, _, data in copies)
-    command = [sys.executable, "-c", LOAD, str(tmp_path / "copies")]
+    command = [*warm_python.command(), "-c", LOAD, str(tmp_path / "copies")]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "all loaded\n"
 
 

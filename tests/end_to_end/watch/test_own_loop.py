@@ -3,9 +3,9 @@
 import json
 import os
 import subprocess
-import sys
 
 import pytest
+import warm_python
 
 from gradwatch import load_run
 from gradwatch.history.disk import writer
@@ -46,7 +46,9 @@ def run_loop(tmp_path):
 
     def run(call):
         (tmp_path / "loop.py").write_text(LOOP + call)
-        ended = subprocess.run([sys.executable, "loop.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        ended = subprocess.run(
+            [*warm_python.command(), "loop.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        )
         header = tmp_path / "runs" / "mine" / "run.json"
         return ended, json.loads(header.read_text())["status"] if header.exists() else None
 
@@ -158,7 +160,7 @@ monitor.close()
 """
     )
 
-    ended = subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, capture_output=True, text=True)
+    ended = subprocess.run([*warm_python.command(), "mine.py"], cwd=tmp_path, capture_output=True, text=True)
 
     run = load_run(tmp_path / "runs" / "mine")
     assert (ended.returncode, run.step, run.steps("loss").tolist()) == (0, 39, list(range(40)))

@@ -2,12 +2,12 @@
 
 import contextlib
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
+import warm_python
 from end_to_end.watch.loops import (
     batches,
     loss_of,
@@ -155,7 +155,7 @@ for _ in range(3):
 def test_a_monitor_that_is_never_closed_loses_nothing_and_does_no_harm(tmp_path):
     code = NEVER_CLOSED.format(run=str(tmp_path / "run"))
 
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    ended = subprocess.run([*warm_python.command(), "-c", code], capture_output=True, text=True, check=False)
 
     end, details = ended.stderr.splitlines()
     assert ended.returncode == 0

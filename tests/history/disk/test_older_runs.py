@@ -2,11 +2,11 @@
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import warm_python
 
 import gradwatch
 from gradwatch.detect import detectors
@@ -96,7 +96,7 @@ def test_an_older_run_is_listed(run):
 
 
 def test_diagnose_ends_with_the_exit_code_of_the_worst_finding(run):
-    command = [sys.executable, "-m", "gradwatch", "diagnose", str(run), "--full", "--fail-on", "critical"]
+    command = [*warm_python.command(), "-m", "gradwatch", "diagnose", str(run), "--full", "--fail-on", "critical"]
     worst = max(f.severity for f in read(run).findings)
 
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -2,12 +2,12 @@
 
 import json
 import subprocess
-import sys
 import textwrap
 import warnings
 
 import numpy as np
 import pytest
+import warm_python
 
 from gradwatch.errors import RunError
 from gradwatch.history.disk.writer import Writer, read, status
@@ -39,7 +39,7 @@ def record(writer, step):
 def child(tmp_path, run_info, code):
     """Start a process that records a run in tmp_path/run, with the child's helpers at hand."""
     Writer(tmp_path / "template", History(run_info())).close()
-    command = [sys.executable, "-c", CHILD + textwrap.dedent(code), str(tmp_path / "run")]
+    command = [*warm_python.command(), "-c", CHILD + textwrap.dedent(code), str(tmp_path / "run")]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
@@ -232,7 +232,7 @@ def test_rows_are_there_after_kill_9(tmp_path, run_info, short_segments):
         """,
     )
     acknowledged = [int(process.stdout.readline()) for _ in range(3000)]
-    process.kill()
+    process.send_signal(warm_python.KILL)
     acknowledged += [int(line) for line in process.stdout if line.endswith("\n")]
     process.wait()
 
@@ -289,7 +289,7 @@ def test_two_processes_cannot_write_one_run(tmp_path, run_info, short_segments):
         with pytest.raises(RunError, match="another process is writing to this run; stop it first"):
             Writer.resume(tmp_path / "run", 0)
     finally:
-        process.kill()
+        process.send_signal(warm_python.KILL)
         process.wait()
     Writer.resume(tmp_path / "run", 0)[0].close()
 
