@@ -1,43 +1,53 @@
 """What answers at once must not wait for torch to be imported."""
 
+import json
+import os
 import subprocess
 import sys
 
 import pytest
 
 PROGRAM = """
-import sys
+import json, os, sys
 from gradwatch.cli import main
-code = main(sys.argv[1:])
-heavy = sorted({"torch", "torchvision", "tensorboard", "pandas", "pyarrow"} & set(sys.modules))
-sys.stderr.write(f"\\ncode {code} heavy {heavy}")
+
+# each command has a fork of its own, in which nothing but the command line was imported
+for args in json.load(sys.stdin):
+    sys.stdout.flush()
+    if (child := os.fork()) == 0:
+        code = main(args)
+        heavy = sorted({"torch", "torchvision", "tensorboard", "pandas", "pyarrow"} & set(sys.modules))
+        sys.stdout.write(f"\\nended {json.dumps([args, code, heavy])}\\n")
+        sys.stdout.flush()
+        os._exit(0)
+    os.waitpid(child, 0)
 """
+COMMANDS = [
+    (["--help"], 0),
+    (["train", "--help"], 0),
+    (["train", "{config}", "--set", "train.precision=fp8"], 2),
+    (["train", "{config}", "--set", "model.name=resnt18"], 2),
+    (["train", "{config}", "--set", "data.name=mnst", "--set", "optim.name=adm"], 2),
+    (["train", "{config}", "--set", "detect.dead-lair={{}}", "--set", "data.augment=[Flip]"], 2),
+    (["list", "models"], 0),
+    (["list", "statistics"], 0),
+    (["explain", "dead-layer"], 0),
+    (["schema"], 0),
+    (["diagnose", "{run}"], 0),
+    (["runs", "{run}"], 0),
+    (["compare", "{run}", "{run}"], 0),
+    (["export", "--help"], 0),
+    (["diagnose", "{run}", "--format", "json", "--redetect"], 0),
+]
 
 
-@pytest.mark.parametrize(
-    ("args", "code"),
-    [
-        (["--help"], 0),
-        (["train", "--help"], 0),
-        (["train", "{config}", "--set", "train.precision=fp8"], 2),
-        (["train", "{config}", "--set", "model.name=resnt18"], 2),
-        (["train", "{config}", "--set", "data.name=mnst", "--set", "optim.name=adm"], 2),
-        (["train", "{config}", "--set", "detect.dead-lair={{}}", "--set", "data.augment=[Flip]"], 2),
-        (["list", "models"], 0),
-        (["list", "statistics"], 0),
-        (["explain", "dead-layer"], 0),
-        (["schema"], 0),
-        (["diagnose", "{run}"], 0),
-        (["runs", "{run}"], 0),
-        (["compare", "{run}", "{run}"], 0),
-        (["export", "--help"], 0),
-        (["diagnose", "{run}", "--format", "json", "--redetect"], 0),
-    ],
-)
-def test_a_command_that_does_not_train_does_not_import_torch(config, recorded, args, code):
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform has no fork")
+def test_a_command_that_does_not_train_does_not_import_torch(config, recorded):
     run = recorded()
-    filled = [a.format(config=config, run=run) for a in args]
+    expected = [[[arg.format(config=config, run=run) for arg in args], code, []] for args, code in COMMANDS]
 
-    done = subprocess.run([sys.executable, "-c", PROGRAM, *filled], capture_output=True, text=True, timeout=60)
+    asked = json.dumps([args for args, _, _ in expected])
+    done = subprocess.run([sys.executable, "-c", PROGRAM], input=asked, capture_output=True, text=True, timeout=100)
 
-    assert done.stderr.endswith(f"code {code} heavy []"), done.stderr
+    ended = [json.loads(line[6:]) for line in done.stdout.splitlines() if line.startswith("ended ")]
+    assert ended == expected, done.stderr

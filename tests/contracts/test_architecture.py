@@ -1,6 +1,7 @@
 """Rules of the house that a linter does not know, each with its reason."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -11,49 +12,53 @@ from gradwatch.events import KINDS
 
 PACKAGE = Path(__file__).parents[2] / "gradwatch"
 FILES = sorted(PACKAGE.rglob("*.py"))
+TEXTS = {path: path.read_text() for path in FILES}
+
+
+@functools.cache
+def tree_of(path):
+    return ast.parse(TEXTS[path])
 
 
 def named(path):
     return str(path.relative_to(PACKAGE))
 
 
-@pytest.mark.parametrize("path", FILES, ids=named)
-def test_a_file_opens_with_one_sentence_that_says_what_lives_there(path):
-    docstring = ast.get_docstring(ast.parse(path.read_text()))
-
-    assert docstring, "the first line of a file is its line on the map"
-    assert docstring.splitlines()[0].endswith((".", "?", ":")), docstring.splitlines()[0]
+def found_in(files, find):
+    """Return what a function finds in files, by their names; tests of each file alone would take minutes."""
+    return {named(path): found for path in files if (found := find(path))}
 
 
-@pytest.mark.parametrize("path", FILES, ids=named)
-def test_nothing_that_is_loaded_is_code(path):
-    text = path.read_text()
+def test_a_file_opens_with_one_sentence_that_says_what_lives_there():
+    first_lines = {named(path): (ast.get_docstring(tree_of(path)) or "").partition("\n")[0] for path in FILES}
 
-    assert not re.search(
-        r"\bpickle\b.*\bload|yaml\.(unsafe_)?load\(|weights_only=False|(?<![.\w])(eval|exec)\(", text
-    ), "a run directory, a config and a checkpoint are data: they may come from anybody"
+    assert {name: line for name, line in first_lines.items() if not line.endswith((".", "?", ":"))} == {}, (
+        "the first line of a file is its line on the map"
+    )
+
+
+def test_nothing_that_is_loaded_is_code():
+    code = re.compile(r"\bpickle\b.*\bload|yaml\.(unsafe_)?load\(|weights_only=False|(?<![.\w])(eval|exec)\(")
+
+    assert found_in(FILES, lambda path: code.findall(TEXTS[path])) == {}, (
+        "a run directory, a config and a checkpoint are data: they may come from anybody"
+    )
 
 
 WAITS = re.compile(r"\.(item|cpu|numpy|tolist)\(\)")
 WAITING_POINT = "probe/device/sync.py"
 
 
-@pytest.mark.parametrize(
-    "path",
-    [p for p in FILES if p.relative_to(PACKAGE).parts[0] in {"probe", "train", "monitor"}],
-    ids=named,
-)
-def test_the_device_is_waited_for_in_one_place(path):
-    if named(path) == WAITING_POINT:
-        return
+def test_the_device_is_waited_for_in_one_place():
+    files = [p for p in FILES if p.relative_to(PACKAGE).parts[0] in {"probe", "train", "monitor"}]
 
-    found = WAITS.findall(path.read_text())
-
-    assert not found, "every .item() is a synchronisation: take to_host or to_float of probe/device/sync.py"
+    assert found_in(files, lambda path: WAITS.findall(TEXTS[path])).keys() <= {WAITING_POINT}, (
+        "every .item() is a synchronisation: take to_host or to_float of probe/device/sync.py"
+    )
 
 
 def test_the_package_reaches_for_nothing_of_the_tests_or_scripts():
-    users = [named(p) for p in FILES if re.search(r"^\s*(from|import) (tests|scripts|configs)\b", p.read_text(), re.M)]
+    users = [named(p) for p in FILES if re.search(r"^\s*(from|import) (tests|scripts|configs)\b", TEXTS[p], re.M)]
 
     assert users == []
 
@@ -62,23 +67,26 @@ EVENT_NAMES = {name for name in KINDS if "-" in name}
 """Names without a hyphen, such as `rewind`, are ordinary words too."""
 
 
-@pytest.mark.parametrize("path", FILES, ids=named)
-def test_event_kinds_are_written_in_the_catalogue_alone(path):
-    if named(path) == "events.py":
-        return
-    tree = ast.parse(path.read_text())
+def test_event_kinds_are_written_in_the_catalogue_alone():
+    others = [path for path in FILES if named(path) != "events.py"]
 
-    literals = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and node.value in EVENT_NAMES]
-    made = [
-        node.lineno
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Event"
-        for keyword in node.keywords
-        if keyword.arg == "kind" and isinstance(keyword.value, ast.Constant)
-    ]
+    def literals(path):
+        nodes = ast.walk(tree_of(path))
+        return [node.value for node in nodes if isinstance(node, ast.Constant) and node.value in EVENT_NAMES]
 
-    assert not literals, "import the constant from gradwatch/events.py: a misspelt kind would never be found"
-    assert not made, "make events by `KIND.emit(...)`: it checks the values and formats the text"
+    def made(path):
+        return [
+            node.lineno
+            for node in ast.walk(tree_of(path))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Event"
+            for keyword in node.keywords
+            if keyword.arg == "kind" and isinstance(keyword.value, ast.Constant)
+        ]
+
+    assert found_in(others, literals) == {}, (
+        "import the constant from gradwatch/events.py: a misspelt kind would never be found"
+    )
+    assert found_in(others, made) == {}, "make events by `KIND.emit(...)`: it checks the values and formats the text"
 
 
 def test_every_event_kind_is_emitted_and_no_other_is():
@@ -87,7 +95,7 @@ def test_every_event_kind_is_emitted_and_no_other_is():
     emitted = {
         name
         for path in producers
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.ImportFrom) and node.module == "gradwatch.events"
         for name in (alias.name for alias in node.names)
     }
@@ -142,12 +150,10 @@ def comparisons_of_words(tree):
             yield node.lineno
 
 
-@pytest.mark.parametrize("path", FILES, ids=named)
-def test_code_decides_by_keys_and_not_by_words_for_people(path):
-    if named(path).startswith(MAY_READ_WORDS):
-        return
+def test_code_decides_by_keys_and_not_by_words_for_people():
+    others = [path for path in FILES if not named(path).startswith(MAY_READ_WORDS)]
 
-    assert [*comparisons_of_words(ast.parse(path.read_text()))] == [], (
+    assert found_in(others, lambda path: [*comparisons_of_words(tree_of(path))]) == {}, (
         "a message is free to be reworded: compare kind, key or id"
     )
 

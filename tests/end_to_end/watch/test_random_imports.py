@@ -48,6 +48,7 @@ def train(place, is_watched, folder):
     (folder / f"{place}-{is_watched}.json").write_text(json.dumps([loss.item(), state]))
 
 
+torch.optim.Adam([torch.zeros(1)])  # the first optimizer imports a compiler, which takes seconds
 # each training has a process of its own, in which nothing that draws was imported before
 for place in ("forward", "backward", "step"):
     for is_watched in (False, True):
