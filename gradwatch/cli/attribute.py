@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from gradwatch.attribution.package import require_captum
-from gradwatch.cli.options import FINDINGS, OUTPUT
+from gradwatch.cli.options import FINDINGS, OUTPUT, SetOption
 from gradwatch.cli.output.console import print_message, write
 from gradwatch.errors import GradwatchError
 
@@ -51,9 +51,7 @@ def command(
             rich_help_panel=SAMPLES,
         ),
     ] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the config. Repeatable.")
-    ] = None,
+    overrides: SetOption = None,
     method: Annotated[
         MethodOption,
         typer.Option(metavar="METHOD", help="`integrated`, `saliency`, `smoothgrad`, `occlusion` or `gradcam`."),

@@ -1,22 +1,26 @@
-"""`gradwatch check`: check whether the gradient of a layer, a config or a recorded step is right."""
+"""`gradwatch check`: check the gradient of a layer, a config or a recorded step, or audit the stages of a step."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from gradwatch.cli.options import FINDINGS, FormatOption
+from gradwatch.cli.options import FINDINGS, FormatOption, SetOption, step_option
 from gradwatch.cli.output.console import write
 from gradwatch.errors import GradwatchError
 
 if TYPE_CHECKING:
+    from gradwatch.gradcheck.audit.result import StepAudit
+    from gradwatch.gradcheck.layer.result import LayerCheck
     from gradwatch.gradcheck.result import GradientCheck
 
 WHAT = "What to check"
 """Title of a panel in the help."""
+WITHIN_S = 30.0
+Kind = Literal["layer", "config", "run"]
 
 
 def command(
@@ -28,6 +32,15 @@ def command(
             show_default=False,
         ),
     ],
+    step_audit: Annotated[
+        bool,
+        typer.Option(
+            "--step-audit",
+            help="Compare each stage of the step with the plain formula instead: loss, gradient, sum over the "
+            "micro-batches, unscaling, clipping, update and schedule.",
+            rich_help_panel=WHAT,
+        ),
+    ] = False,
     inputs: Annotated[
         list[str] | None,
         typer.Option(
@@ -37,22 +50,8 @@ def command(
             rich_help_panel=WHAT,
         ),
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Change a setting of the config. Repeatable.", rich_help_panel=WHAT
-        ),
-    ] = None,
-    step: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            metavar="N",
-            help="Optimizer step of the run, from 0; by default the one after its newest checkpoint.",
-            show_default=False,
-            rich_help_panel=WHAT,
-        ),
-    ] = None,
+    overrides: SetOption = None,
+    step: Annotated[int | None, step_option("the one after the newest checkpoint")] = None,
     layer: Annotated[
         str | None,
         typer.Option(
@@ -65,12 +64,22 @@ def command(
     allow: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="FUNCTION",
-            help="Custom autograd Function that differs from the derivative on purpose. Repeatable.",
+            metavar="NAME",
+            help="Custom autograd Function that differs from the derivative on purpose; with --step-audit, a kind of "
+            "difference, such as `mean-of-means`. Repeatable.",
             rich_help_panel=WHAT,
         ),
     ] = None,
-    within: Annotated[float, typer.Option(min=1.0, metavar="S", help="Time in seconds.", rich_help_panel=WHAT)] = 30.0,
+    within: Annotated[
+        float | None,
+        typer.Option(
+            min=1.0,
+            metavar="S",
+            help=f"Time in seconds; {WITHIN_S:g} by default.",
+            show_default=False,
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
     form: FormatOption = "text",
 ) -> None:
     """Check whether gradients are right: against differences of the loss, in float64, in the step as it really runs.
@@ -79,28 +88,77 @@ def command(
 
     Exit codes: 0 right, 1 wrong, 2 a mistake in the call.
     """
-    found = _checked(target, inputs or [], overrides or [], step, layer=layer, allow=allow or [], within=within)
+    kind = _kind(target)
+    # before torch is loaded
+    _check_options(
+        target,
+        kind,
+        [
+            ("--input", bool(inputs), kind == "layer" and not step_audit),
+            ("--set", bool(overrides), kind == "config"),
+            ("--step", step is not None, kind == "run"),
+            ("--step-audit", step_audit, kind != "layer"),
+            ("--layer", layer is not None, not step_audit),
+            ("--within", within is not None, not step_audit),
+        ],
+    )
+    if kind == "layer" and not inputs:
+        raise GradwatchError(f"check: {target} is a layer, expected the shape of each input: --input 8x16")
+    if kind == "config":
+        from gradwatch.config.load import load_config
+
+        load_config(Path(target).expanduser(), overrides or [], is_new=True)
+    if step_audit:
+        audit = _audited(Path(target).expanduser(), kind, overrides or [], step, allow=allow or [])
+        _end(audit, None, form, is_wrong=not audit)
+    within = WITHIN_S if within is None else within
+    found = _checked(target, kind, inputs or [], overrides or [], step, layer=layer, allow=allow or [], within=within)
     properties = None
-    if inputs:  # then the target is a layer
+    if inputs:
         from gradwatch.gradcheck.targets import check_layer_properties
 
         try:
             properties = check_layer_properties(target, inputs)
         except GradwatchError as error:  # such as a batch of 1, which the check of the gradient takes
             found = replace(found, notes=(*found.notes, f"the properties of the layer were not checked: {error}"))
-    if form == "json":
-        import json
+    _end(found, properties, form, is_wrong=found.is_wrong or (properties is not None and properties.is_wrong))
 
-        document = found.to_json() | ({"layer": properties.to_json()} if properties else {})
-        write(json.dumps(document, indent=1) + "\n")
-    else:
-        write(f"{found}\n" + (f"{properties}\n" if properties else ""))
-    is_wrong = found.is_wrong or (properties is not None and properties.is_wrong)
-    raise typer.Exit(FINDINGS if is_wrong else 0)
+
+def _kind(target: str) -> Kind:
+    """Return what a target names."""
+    path = Path(target).expanduser()
+    if path.is_dir():
+        return "run"
+    if path.is_file():
+        return "config"
+    if ":" in target:
+        return "layer"
+    raise GradwatchError(
+        f"check: there is no file or folder '{target}'; expected a config, a run directory or package.module:Layer"
+    )
+
+
+def _check_options(target: str, kind: Kind, options: list[tuple[str, bool, bool]]) -> None:
+    """Raise a GradwatchError for the first option that was given and does not fit."""
+    for name, is_given, fits in options:
+        if is_given and not fits:
+            if name in ("--layer", "--within"):
+                raise GradwatchError(f"{name}: has no meaning with --step-audit, which compares the whole step")
+            raise GradwatchError(f"{name}: has no meaning for {target}, which is a {kind}")
+
+
+def _audited(path: Path, kind: Kind, overrides: list[str], step: int | None, *, allow: list[str]) -> StepAudit:
+    """Audit the step of the config or the run that a target names."""
+    from gradwatch.gradcheck.audit.targets import audit_config, audit_run
+
+    if kind == "run":
+        return audit_run(path, step, allow=allow)
+    return audit_config(path, overrides, allow=allow)
 
 
 def _checked(
     target: str,
+    kind: Kind,
     inputs: list[str],
     overrides: list[str],
     step: int | None,
@@ -110,36 +168,25 @@ def _checked(
     within: float,
 ) -> GradientCheck:
     """Check the layer, the config or the run that a target names."""
-    path = Path(target).expanduser()
-    is_run, is_config = path.is_dir(), path.is_file()
-    is_layer = not (is_run or is_config) and ":" in target
-    if not (is_run or is_config or is_layer):
-        raise GradwatchError(
-            f"check: there is no file or folder '{target}'; expected a config, a run directory or package.module:Layer"
-        )
-    wrong_options = [
-        name
-        for name, is_given, fits in (
-            ("--input", bool(inputs), is_layer),
-            ("--set", bool(overrides), is_config),
-            ("--step", step is not None, is_run),
-        )
-        if is_given and not fits
-    ]
-    if wrong_options:
-        kind = "a layer" if is_layer else "a config" if is_config else "a run"
-        raise GradwatchError(f"{wrong_options[0]}: has no meaning for {target}, which is {kind}")
-    if is_layer and not inputs:  # before torch is loaded
-        raise GradwatchError(f"check: {target} is a layer, expected the shape of each input: --input 8x16")
-    if is_config:
-        from gradwatch.config.load import load_config
-
-        load_config(path, overrides, is_new=True)  # before torch is loaded
-
     from gradwatch.gradcheck.targets import check_config, check_layer, check_run
 
-    if is_run:
+    path = Path(target).expanduser()
+    if kind == "run":
         return check_run(path, step, layer=layer, allow=allow, within=within)
-    if is_config:
+    if kind == "config":
         return check_config(path, overrides, layer=layer, allow=allow, within=within)
     return check_layer(target, inputs, layer=layer, allow=allow, within=within)
+
+
+def _end(
+    found: GradientCheck | StepAudit, properties: LayerCheck | None, form: Literal["text", "json"], *, is_wrong: bool
+) -> None:
+    """Write what was found, and exit with its code."""
+    if form == "json":
+        import json
+
+        document = found.to_json() | ({"layer": properties.to_json()} if properties else {})
+        write(json.dumps(document, indent=1) + "\n")
+    else:
+        write(f"{found}\n" + (f"{properties}\n" if properties else ""))
+    raise typer.Exit(FINDINGS if is_wrong else 0)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from gradwatch.cli.options import OUTPUT, THRESHOLDS, FailOnOption, exit_code, run_or_newest
+from gradwatch.cli.options import OUTPUT, THRESHOLDS, FailOnOption, RunArgument, exit_code, run_or_newest
 from gradwatch.cli.output.console import output, print_message, write
 from gradwatch.cli.output.progress import progress_line
 from gradwatch.cli.output.verify_run import VerifyOptions, verify_run
@@ -21,12 +21,6 @@ if TYPE_CHECKING:
 VERIFY = "Verify and fix"
 """Title of a panel in the help."""
 
-RunArgument = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="RUN", help="Run directory, finished or not; by default the newest under `runs/`.", show_default=False
-    ),
-]
 FormatOption = Annotated[
     Literal["text", "json", "html"],
     typer.Option(

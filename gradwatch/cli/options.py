@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -20,6 +20,8 @@ RUNS = Path("runs")
 """Folder to search: the default of `run.out`."""
 
 OUTPUT = "Output"
+SETTINGS = "Settings"
+STEPS = "Steps"
 THRESHOLDS = "Thresholds"
 """Titles of panels in the help."""
 
@@ -43,6 +45,42 @@ FailOnOption = Annotated[
         rich_help_panel=THRESHOLDS,
     ),
 ]
+RunArgument = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="RUN", help="Run directory, finished or not; by default the newest under `runs/`.", show_default=False
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a setting of the config: `--set optim.lr=3e-4`. Repeatable.",
+        rich_help_panel=SETTINGS,
+    ),
+]
+SetFileOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--set-file",
+        metavar="FILE",
+        help="Change the settings that a YAML file names, such as a cure; --set wins. Repeatable.",
+        rich_help_panel=SETTINGS,
+    ),
+]
+
+
+def step_option(default: str) -> Any:
+    """Return the option `--step` of a command that looks at one step of a run, with its default in words."""
+    return typer.Option(
+        "--step",
+        min=0,
+        metavar="N",
+        help=f"Optimizer step of the run, from 0; by default {default}.",
+        show_default=False,
+        rich_help_panel=STEPS,
+    )
 
 
 def exit_code(findings: Iterable[Finding], fail_on: FailOn) -> int:

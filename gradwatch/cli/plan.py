@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gradwatch.cli.command import suggest_set
-from gradwatch.cli.options import FormatOption
+from gradwatch.cli.options import FormatOption, SetFileOption, SetOption
 from gradwatch.cli.output.console import output, print_message, write
 from gradwatch.cli.output.progress import progress_line
 from gradwatch.errors import GradwatchError, RunError
@@ -24,14 +24,8 @@ DOES_NOT_FIT = 1
 
 def command(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file.", show_default=False)],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: `--set data.batch_size=256`. Repeatable."),
-    ] = None,
-    set_files: Annotated[
-        list[Path] | None,
-        typer.Option("--set-file", metavar="FILE", help="Change the settings that a YAML file names. Repeatable."),
-    ] = None,
+    overrides: SetOption = None,
+    set_files: SetFileOption = None,
     budget: Annotated[
         str | None,
         typer.Option(

@@ -8,33 +8,13 @@ from typing import Annotated
 
 import typer
 
-from gradwatch.cli.options import FINDINGS, FormatOption, run_or_newest
+from gradwatch.cli.options import FINDINGS, STEPS, FormatOption, RunArgument, run_or_newest, step_option
 from gradwatch.cli.output.console import output, write
-
-STEPS = "Steps"
-"""Title of a panel in the help."""
 
 
 def command(
-    run: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="RUN",
-            help="Run directory of `gradwatch train`; by default the newest under `runs/`.",
-            show_default=False,
-        ),
-    ] = None,
-    step: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            metavar="N",
-            help="Optimizer step, from 0: the step of an incident, or any that a checkpoint can reach. By default the "
-            "first incident.",
-            show_default=False,
-            rich_help_panel=STEPS,
-        ),
-    ] = None,
+    run: RunArgument = None,
+    step: Annotated[int | None, step_option("the first incident")] = None,
     until: Annotated[
         int | None,
         typer.Option(

@@ -9,16 +9,13 @@ import typer
 
 from gradwatch.cli import ranks
 from gradwatch.cli.command import suggest_set
-from gradwatch.cli.options import INTERRUPTED, OUTPUT, FailOnOption, exit_code
+from gradwatch.cli.options import INTERRUPTED, OUTPUT, FailOnOption, SetFileOption, SetOption, exit_code
 from gradwatch.cli.output.console import print_message
 from gradwatch.cli.output.errors import show_notes
 from gradwatch.errors import GradwatchError, RunError, did_you_mean
 
 if TYPE_CHECKING:
     from gradwatch.config.sections.root import Config
-
-SETTINGS = "Settings"
-"""Title of a panel in the help."""
 
 
 def command(
@@ -28,24 +25,8 @@ def command(
             metavar="CONFIG", help="YAML file. Omit it with --resume, which reads the run's own.", show_default=False
         ),
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Change a setting: `--set optim.lr=3e-4`. Repeatable.",
-            rich_help_panel=SETTINGS,
-        ),
-    ] = None,
-    set_files: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--set-file",
-            metavar="FILE",
-            help="Change the settings that a YAML file names, such as a cure; --set wins. Repeatable.",
-            rich_help_panel=SETTINGS,
-        ),
-    ] = None,
+    overrides: SetOption = None,
+    set_files: SetFileOption = None,
     resume: Annotated[
         Path | None,
         typer.Option(metavar="RUN", help="Continue an interrupted run from its last checkpoint.", show_default=False),

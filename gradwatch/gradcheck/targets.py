@@ -17,21 +17,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from gradwatch import plugins
-from gradwatch.config.load import load_config
-from gradwatch.errors import GradwatchError, RunError, raised
+from gradwatch.errors import GradwatchError, raised
 from gradwatch.gradcheck.check import run_check
 from gradwatch.gradcheck.layer.check_layer import check_layer as properties_of
 from gradwatch.gradcheck.layer.result import LayerCheck
 from gradwatch.gradcheck.result import GradientCheck
 from gradwatch.gradcheck.stepping.step import CheckedStep
-from gradwatch.history.disk.writer import read
-from gradwatch.replay.restore.restored_session import isolated_process
-from gradwatch.replay.restore.restored_step import restore_step
-from gradwatch.train import checkpoint
-from gradwatch.train.data_position import numbered, positions
-from gradwatch.train.reproducible import seed_all
+from gradwatch.gradcheck.training_steps import first_step, recorded_step
 from gradwatch.train.step import Batch, Stepper, to_device
-from gradwatch.train.training_state import TrainingState
 
 SAMPLES = (8, 4)
 """Samples of each micro-batch that are checked, as many as there is time for."""
@@ -82,18 +75,8 @@ def check_config(
     file: Path, overrides: Sequence[str], *, layer: str | None, allow: Collection[str], within: float
 ) -> GradientCheck:
     """Check the first step of the training that a config describes, without starting a run."""
-    config = load_config(file, overrides, is_new=True)
-    config = config.model_copy(update={"data": config.data.model_copy(update={"workers": 0})})
-    with isolated_process(config, threads=None):
-        seed_all(config.run.seed)
-        training = TrainingState.build(config)
-        try:
-            batches = numbered(training.batches)
-            first = next(positions(batches, accumulate=config.train.accumulate, epoch=0, batch=0))
-            window = first.read(batches)
-            return _check_training(training.stepper(), window, layer=layer, allow=allow, within=within)
-        finally:
-            training.end_workers()
+    with first_step(file, overrides) as (training, window):
+        return _check_training(training.stepper(), window, layer=layer, allow=allow, within=within)
 
 
 def check_run(
@@ -108,15 +91,9 @@ def check_run(
         allow: Names of custom Functions that may differ on purpose.
         within: Time in seconds, without the restoring.
     """
-    if step is None:
-        if not (run / "config.yaml").is_file():
-            raise RunError(f"{run}: not a run of `gradwatch train`: it has no config.yaml")
-        recorded = read(run).step
-        step = max((s for s in checkpoint.steps(run / "checkpoints") if s <= recorded), default=0)
-    with restore_step(run, step) as restored:
-        restored.restore()
-        found = _check_training(restored.stepper(), restored.window, layer=layer, allow=allow, within=within)
-    return replace(found, notes=(f"step {step} of {run}", *found.notes))
+    with recorded_step(run, step) as (number, training, window):
+        found = _check_training(training.stepper(), window, layer=layer, allow=allow, within=within)
+    return replace(found, notes=(f"step {number} of {run}", *found.notes))
 
 
 def _check_training(

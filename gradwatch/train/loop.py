@@ -33,6 +33,7 @@ from gradwatch.train.recovery.interrupt import Interrupt
 from gradwatch.train.reproducible import reproducible, seed_all
 from gradwatch.train.session import Session
 from gradwatch.train.step import Batch, StepResult
+from gradwatch.train.training_state import TrainingState
 
 UNWATCHED_EVERY = 10
 """Steps between two recorded rows if watching is off: enough for a curve, at almost no overhead."""
@@ -144,14 +145,15 @@ def run(session: Session, interrupt: Stop) -> Ending:
         result = session.stepper.run(window)
         step_s = wait_s + time.perf_counter() - began
 
-        advance(session, len(window), step_s)
+        session.progress.elapsed_s += step_s
+        session.training.advance(len(window))
         if is_first(session.ranks):
             recording.report_sources(session.pipeline, progress.step - 1, result.sources)
         at_end = progress.step == session.total_steps
         evaluation = _evaluation(session, at_end=at_end)
         if session.monitor or evaluation or at_end or (progress.step - 1) % UNWATCHED_EVERY == 0:
             _record(session, window, _statistics(session, result, evaluation, wait_s=wait_s, step_s=step_s))
-        move_schedule(session, result, evaluation)  # after the row, which records the learning rate of this step
+        move_schedule(session.training, result, evaluation)  # after the row with the learning rate of this step
 
         stopping = _stop_reason(session, result, evaluation, is_interrupted=any_of(session.ranks, interrupt.requested))
         is_best = evaluation is not None and evaluation.loss < progress.best_val_loss
@@ -199,7 +201,7 @@ def _windows(session: Session) -> Iterator[tuple[list[Batch], float]]:
                         "train.on_critical: every batch of the data has been left out as bad; look at the data, and at "
                         f"what was found: gradwatch diagnose {session.directory}"
                     )
-                _pass(session, len(window))
+                session.training.pass_batches(len(window))
                 continue
             left_out = 0
             yield window, time.perf_counter() - began
@@ -220,22 +222,6 @@ def _end_pass(session: Session) -> None:
             "begin again with each call of its __iter__, and with drop_last it must fill a batch of each worker"
         )
     progress.epoch, progress.batch = progress.epoch + 1, 0
-
-
-def advance(session: Session, micro_batches: int, seconds: float) -> None:
-    """Advance the progress by one optimizer step."""
-    progress = session.progress
-    progress.step += 1
-    progress.elapsed_s += seconds
-    _pass(session, micro_batches)
-
-
-def _pass(session: Session, micro_batches: int) -> None:
-    """Advance the data position, into the next epoch at the end of this one."""
-    progress = session.progress
-    progress.batch += micro_batches
-    if session.training.is_at_epoch_end:
-        progress.epoch, progress.batch = progress.epoch + 1, 0
 
 
 def _evaluation(session: Session, *, at_end: bool) -> Evaluation | None:
@@ -276,15 +262,15 @@ def _statistics(
     return known | {"val_loss": evaluation.loss, "val_accuracy": evaluation.accuracy} if evaluation else known
 
 
-def move_schedule(session: Session, result: StepResult, evaluation: Evaluation | None) -> None:
+def move_schedule(training: TrainingState, result: StepResult, evaluation: Evaluation | None) -> None:
     """Advance the learning-rate schedule: after an update, after an epoch, or after an evaluation for a plateau."""
-    schedule, per = session.schedule, session.config.schedule.per
+    schedule, per = training.schedule, training.config.schedule.per
     if schedule is None:
         return
     if isinstance(schedule, lr_scheduler.ReduceLROnPlateau):
         if evaluation:
             schedule.step(evaluation.loss)
-    elif (session.progress.batch == 0) if per == "epoch" else not result.skipped:  # a schedule per step counts updates
+    elif (training.progress.batch == 0) if per == "epoch" else not result.skipped:  # a schedule per step counts updates
         schedule.step()
 
 

@@ -161,6 +161,18 @@ class TrainingState:
         """Whether the batches of the current epoch are used up; a stream shows this only when it is read on."""
         return isinstance(self.batches, Batches) and self.progress.batch == len(self.batches)
 
+    def advance(self, micro_batches: int) -> None:
+        """Advance the progress by one optimizer step."""
+        self.progress.step += 1
+        self.pass_batches(micro_batches)
+
+    def pass_batches(self, micro_batches: int) -> None:
+        """Advance the data position, into the next epoch at the end of this one."""
+        progress = self.progress
+        progress.batch += micro_batches
+        if self.is_at_epoch_end:
+            progress.epoch, progress.batch = progress.epoch + 1, 0
+
     def state(self) -> dict[str, Any]:
         """Return everything that further steps depend on except the random generators, with the live tensors."""
         model = self.model.state_dict()

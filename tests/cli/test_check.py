@@ -34,6 +34,7 @@ CONFIG = """\
 model: {name: mlp, depth: 1, width: 8}
 data: {name: digits}
 optim: {name: adamw, lr: 1e-3}
+schedule: {name: cosine_annealing}
 train: {steps: 4, accumulate: 2, checkpoint: {every: 2}}
 """
 
@@ -107,6 +108,35 @@ def test_a_config_and_a_step_of_its_run_are_right(gradwatch, folder):
     assert f"note: step 3 of {run}" in by_run.out
 
 
+def test_the_step_of_a_config_and_of_its_run_is_audited(gradwatch, folder):
+    by_config = gradwatch("check", "small.yaml", "--step-audit", "--set", "train.precision=fp16", "--format", "json")
+    assert by_config.code == 0
+    assert json.loads(by_config.out)["verdict"] == "as meant"
+    assert {s["name"] for s in json.loads(by_config.out)["stages"] if s["verdict"] == "not seen"} == {"clip"}
+    assert not (folder / "runs").exists()
+
+    gradwatch("train", "small.yaml", "--log-format", "json")
+    (run,) = (folder / "runs").iterdir()
+    by_run = gradwatch("check", run, "--step-audit", "--step", "3")
+    assert by_run.code == 0
+    assert by_run.out.startswith("the step is as meant\n")
+    assert f"note: step 3 of {run}" in by_run.out
+
+
+def test_a_part_of_a_model_that_gets_no_gradient_fails_the_audit(gradwatch, folder):
+    model = LAYER.replace("Cube.apply(self.first(x))", "self.first(x.flatten(1)).detach()").replace("(4, 2)", "(4, 10)")
+    (folder / "cubes.py").write_text(model)
+    setting = ["--set", "model.target=cubes:Layer", "--set", "model.width=64"]
+    (folder / "small.yaml").write_text(CONFIG.replace("{name: mlp, depth: 1, width: 8}", "{}"))
+
+    done = gradwatch("check", "small.yaml", *setting, "--step-audit")
+
+    assert done.code == 1
+    assert done.out.startswith("the step differs in its gradient\n")
+    assert "the loss depends on `first.weight`, `first.bias`, but no gradient reaches it" in done.out
+    assert gradwatch("check", "small.yaml", *setting, "--step-audit", "--allow", "gradient-dropped").code == 0
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -125,6 +155,9 @@ def test_a_config_and_a_step_of_its_run_are_right(gradwatch, folder):
         ),
         (["cubes:Layer", "--input", "8x16", "--step", "3"], "--step: has no meaning for cubes:Layer, which is a layer"),
         (["small.yaml", "--set", "model.widht=3"], "widht"),
+        (["cubes:Layer", "--step-audit"], "--step-audit: has no meaning for cubes:Layer, which is a layer"),
+        (["small.yaml", "--step-audit", "--layer", "first"], "--layer: has no meaning with --step-audit"),
+        (["small.yaml", "--step-audit", "--allow", "froze"], "there is no kind 'froze'; did you mean 'frozen'?"),
         (["."], "not a run of `gradwatch train`"),
     ],
 )

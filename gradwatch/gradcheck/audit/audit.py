@@ -89,8 +89,22 @@ def audit_step(
     Raises:
         GradwatchError: An argument is of the wrong type, or a kind is unknown.
     """
-    _check_arguments(step, model, optimizer, allow)
-    state = LiveState(step, model, optimizer, batch)
+    _check_arguments(step, model, optimizer)
+    return run_audit(step, batch, model=model, optimizer=optimizer, allow=allow)
+
+
+def run_audit(
+    step: Callable[..., Any],
+    batch: tuple[Any, ...],
+    *,
+    model: nn.Module,
+    optimizer: Optimizer,
+    reached: Sequence[Any] = (),
+    allow: Collection[str] = (),
+) -> StepAudit:
+    """Audit a step that reaches further objects with a state, which its closure does not show; see `audit_step`."""
+    check_allowed(allow)
+    state = LiveState(step, model, optimizer, batch, *reached)
     try:
         with warnings.catch_warnings(), eager():
             warnings.simplefilter("ignore")
@@ -99,7 +113,7 @@ def audit_step(
         state.restore()
 
 
-def _check_arguments(step: Any, model: Any, optimizer: Any, allow: Collection[str]) -> None:
+def _check_arguments(step: Any, model: Any, optimizer: Any) -> None:
     for name, value, kind, expected in (
         ("model", model, nn.Module, "a torch.nn.Module"),
         ("optimizer", optimizer, Optimizer, "a torch.optim.Optimizer"),
@@ -108,6 +122,10 @@ def _check_arguments(step: Any, model: Any, optimizer: Any, allow: Collection[st
             raise GradwatchError(f"audit_step: {name} is a {type(value).__name__}, expected {expected}")
     if not callable(step):
         raise GradwatchError(f"audit_step: step is a {type(step).__name__}, expected a function of the batch")
+
+
+def check_allowed(allow: Collection[str]) -> None:
+    """Raise a GradwatchError if a kind of difference is unknown."""
     if isinstance(allow, str):
         raise GradwatchError(f"audit_step: allow is a string, expected a list: allow=['{allow}']")
     for name in allow:
@@ -172,7 +190,12 @@ class _Audit:
                 size = move or torch.finfo(tensor.dtype).eps
                 signs = torch.randint(0, 2, tensor.shape, generator=generator) * 2 - 1
                 tensor.add_(size * (tensor.abs() + tensor.abs().mean()) * signs.to(tensor))
-        recorder = EventRecorder(self._watched, model=self._model, functions=self._state.functions)
+        recorder = EventRecorder(
+            self._watched,
+            model=self._model,
+            functions=self._state.functions,
+            caller=_Audit._record.__code__,
+        )
         with recorder.recording():
             self._step(*self._batch)
         return recorder

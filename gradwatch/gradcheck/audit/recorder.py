@@ -7,6 +7,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from types import CodeType, FrameType
 from typing import Any, final
 
 import torch
@@ -32,14 +33,18 @@ class EventRecorder:
         watched: Parameters of the model and of the optimizer.
         model: Model whose inputs tell the micro-batches.
         functions: Functions of the user's, in whose globals torch's functions may be known by name.
+        caller: Function that calls the step; the statements of the user's are inside of it.
     """
 
-    def __init__(self, watched: Sequence[Tensor], *, model: nn.Module, functions: Iterable[Any]) -> None:
+    def __init__(
+        self, watched: Sequence[Tensor], *, model: nn.Module, functions: Iterable[Any], caller: CodeType
+    ) -> None:
         self.watched = list(watched)
         self.index = {id(t): i for i, t in enumerate(self.watched)}
         self.events: list[StepEvent] = []
         self._model = model
         self._functions = list(functions)
+        self._caller = caller
         self._calls = LossCalls()
         self._parts: list[InputMemory] = []
         self._scales: list[float] = []
@@ -99,7 +104,7 @@ class EventRecorder:
                     yield space, known, self._around_clip
 
     def _add(self, kind: Any, before: TensorCopies, **fields: Any) -> StepEvent:
-        event = StepEvent(kind=kind, before=before, after=before, place=_user_place(), **fields)
+        event = StepEvent(kind=kind, before=before, after=before, place=_user_place(self._caller), **fields)
         self.events.append(event)
         return event
 
@@ -230,7 +235,7 @@ class EventRecorder:
         return step
 
     def _before_update(self, optimizer: Optimizer, *_: Any) -> None:
-        event = StepEvent(kind="update", before=self.snapshot(), after=self.snapshot(), place=_user_place())
+        event = StepEvent(kind="update", before=self.snapshot(), after=self.snapshot(), place=_user_place(self._caller))
         event.owner, event.begin, event.watched = optimizer, len(self.events), self._indices(optimizer)
         event.groups = [dict(group) for group in optimizer.param_groups]
         event.state = {
@@ -279,9 +284,11 @@ def _subclasses(kind: type[Any]) -> list[type[Any]]:
     return [c for sub in kind.__subclasses__() for c in (sub, *_subclasses(sub))]
 
 
-def _user_place() -> CodeLine:
-    """Return the innermost line of the user's that is running."""
-    frame = sys._getframe(1)
-    while frame is not None and not is_users(frame.f_code.co_filename):
-        frame = frame.f_back  # type: ignore[assignment]  # None at the outermost one
-    return CodeLine(frame.f_code.co_filename, frame.f_lineno) if frame is not None else NOWHERE
+def _user_place(caller: CodeType) -> CodeLine:
+    """Return the innermost line of the user's that is running inside of a function."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not caller:
+        if is_users(frame.f_code.co_filename):
+            return CodeLine(frame.f_code.co_filename, frame.f_lineno)
+        frame = frame.f_back
+    return NOWHERE

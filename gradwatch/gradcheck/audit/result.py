@@ -99,12 +99,14 @@ class StepAudit:
         differences: All mistakes, in the order of the stages.
         passes: Number of backward passes before the last update.
         updates: Number of updates by the optimizer.
+        notes: What else a reader should know.
     """
 
     stages: tuple[Stage, ...]
     differences: tuple[Deviation, ...]
     passes: int
     updates: int
+    notes: tuple[str, ...] = ()
 
     @property
     def first(self) -> Deviation | None:
@@ -133,6 +135,7 @@ class StepAudit:
             ],
             "passes": self.passes,
             "updates": self.updates,
+            "notes": [*self.notes],
         }
 
     def __str__(self) -> str:
@@ -147,4 +150,4 @@ class StepAudit:
             ratio = f"ratio {stage.difference.ratio:.6g}" if stage.difference and has_ratio else ""
             said = ratio if stage.difference else stage.text
             lines.append(f"  {stage.name:<10}  {stage.verdict:<8}  {said}".rstrip())
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
