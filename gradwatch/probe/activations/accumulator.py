@@ -52,10 +52,12 @@ class SharedSums:
 
     Attributes:
         totals_A4: Number of values, their sum, sum of squares, and number of saturated ones; float64.
+        is_used: Whether the sums contain a call of this step.
     """
 
     def __init__(self, native: ModuleType | None) -> None:
         self.native = native
+        self.is_used = False
         self.totals_A4 = torch.zeros(0, 4, dtype=torch.float64, device="cpu")
 
     def new_row(self) -> int:
@@ -67,10 +69,12 @@ class SharedSums:
     def clear(self) -> None:
         """Reset for the next step."""
         self.totals_A4.zero_()
+        self.is_used = False
 
     def add(self, calls: Sequence[PendingCall]) -> None:
         """Read the outputs of pending calls, each in one pass of the C extension."""
         assert self.native is not None, "only the C extension has pending calls"
+        self.is_used = True
         answers = self.native.activations(tuple([call.arguments for call in calls]), self.totals_A4)
         for call, num_dead in zip(calls, answers, strict=True):
             call.accumulator.end(call, num_dead)
@@ -301,7 +305,7 @@ def statistics(accumulators: list[ActivationAccumulator]) -> torch.Tensor:
     mean_A = sum_A / n_A
     # rounding may make a variance of zero negative
     std_A = (square_A / n_A - mean_A.square()).clamp_min_(0).sqrt_()
-    dead_A = torch.stack([torch.as_tensor(it.dead_frac(), device=device) for it in accumulators])
+    dead_A = torch.stack([_placed(it.dead_frac(), device) for it in accumulators])
     return torch.stack([dead_A, saturated_A / n_A, mean_A, std_A]).float()
 
 
@@ -326,4 +330,14 @@ def _totals(it: ActivationAccumulator, device: torch.device) -> torch.Tensor:
     saturated = nothing[0] if can_saturate else nothing[0] + math.nan  # nan survives the sum below
     if it.saturated is not None:
         saturated = it.saturated.to(device, wide)
-    return torch.cat([moments, saturated[None]]) + it.sums.totals_A4[it.row].to(device, wide)
+    totals = torch.cat([moments, saturated[None]])
+    if not it.sums.is_used:  # the copy to a GPU would wait
+        return totals
+    return totals + it.sums.totals_A4[it.row].to(device, wide)
+
+
+def _placed(value: torch.Tensor | float, device: torch.device) -> torch.Tensor:
+    """Return a value on a device, as float32."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    return torch.full((), value, dtype=torch.float32, device=device)  # a copy of the number would wait for a GPU

@@ -25,6 +25,7 @@ from gradwatch.probe.activations.rules import ActivationRules, rules_of
 from gradwatch.probe.batches.target_match import TargetMatch
 from gradwatch.probe.device import backend as kernels
 from gradwatch.probe.device.dtensor import local_part
+from gradwatch.probe.device.sync import on_device
 from gradwatch.probe.gradients.recurrence import RecurrenceProbe
 from gradwatch.probe.graph.graph import Node, uncollected
 from gradwatch.probe.inert_hook import inert_hook, remove_hooks, takes_hooks
@@ -395,8 +396,7 @@ class ActivationProbe:
         if len(called) == len(self._accumulators):
             return row_SA
         whole_SA = row_SA.new_full((row_SA.shape[0], len(self._accumulators)), math.nan)
-        whole_SA[:, called] = row_SA
-        return whole_SA
+        return whole_SA.index_copy_(1, on_device(tuple(called), row_SA.device), row_SA)
 
     def inspect(self, module: nn.Module, output: Any) -> None:
         """Read the graph of the output of an outermost module."""

@@ -69,7 +69,7 @@ class HostTransfer:
         self._copy = flat.to("cpu", non_blocking=True)  # from a GPU into pinned memory, which torch's allocator reuses
         self._event = torch.cuda.Event() if flat.is_cuda else None
         if self._event is not None:
-            self._event.record()
+            self._event.record(torch.cuda.current_stream(flat.device))
 
     @property
     def is_ready(self) -> bool:

@@ -64,6 +64,7 @@ class DeviceClock:
     """
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._is_measuring = device.type == "cuda"
         self._spans: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
@@ -73,10 +74,11 @@ class DeviceClock:
         if not self._is_measuring or torch.cuda.is_current_stream_capturing():
             return _nothing
         begun, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begun.record()
+        stream = torch.cuda.current_stream(self._device)
+        begun.record(stream)
 
         def end() -> None:
-            ended.record()
+            ended.record(stream)
             self._spans.append((begun, ended))
 
         return end

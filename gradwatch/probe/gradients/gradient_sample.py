@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gradwatch.probe.device.dtensor import local_part
-from gradwatch.probe.device.sync import is_capturing, to_host
+from gradwatch.probe.device.sync import is_capturing
 
 SAMPLE_NUMBERS = 32
 """Number of leading numbers to compare: mostly of one row. Scaling and clipping keep their order."""
@@ -33,23 +33,32 @@ class GradientSample:
         self._place, self._version = _written(grad)
         self._numbers_N = _leading(grad)
 
-    def is_continued_by(self, grad: Tensor) -> bool:
-        """Return whether a gradient is still this one: unchanged, or scaled or clipped, by norm or by value.
-
-        Scaling and clipping keep the order of the numbers. A gradient with too few numbers counts as the same.
+    def numbers_with(self, grad: Tensor) -> Tensor | None:
+        """Return the numbers of this gradient and of a later one of the same parameter, for `is_continued`.
 
         Args:
-            grad: The gradient of the same parameter at a later moment.
+            grad: The gradient at the later moment.
+
+        Returns:
+            Tensor of shape (2, N), on the device of the gradient, which the host need not wait for. None if it is
+            still this one: nothing has written to it, or it has too few numbers to tell.
         """
-        # nothing has written to it, and no device needs to be waited for
         if (self._place, self._version) == _written(grad) or is_capturing([grad]):
-            return True
+            return None
         now_N = _leading(grad)
         if self._numbers_N is None or now_N is None or len(now_N) != len(self._numbers_N):
-            return True
-        numbers_2N = to_host(torch.stack([self._numbers_N, now_N]))
-        # NaN and Inf have no order to compare
-        return not np.isfinite(numbers_2N).all() or _is_in_order(*numbers_2N)
+            return None
+        return torch.stack([self._numbers_N, now_N])
+
+
+def is_continued(numbers_2N: NDArray[Any]) -> bool:
+    """Return whether a gradient is still the earlier one: scaled or clipped, by norm or by value, which keep the order.
+
+    Args:
+        numbers_2N: Result of `GradientSample.numbers_with`.
+    """
+    # NaN and Inf have no order to compare
+    return not np.isfinite(numbers_2N).all() or _is_in_order(*numbers_2N)
 
 
 def _is_in_order(before_N: NDArray[Any], now_N: NDArray[Any]) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
+import numpy as np
 from torch import Tensor
 from torch.autograd import Variable
 from torch.optim import Optimizer
@@ -13,8 +15,8 @@ from torch.utils.hooks import RemovableHandle
 
 from gradwatch.events import GRADIENTS_CLEARED, GRADIENTS_KEPT, GRADIENTS_KEPT_LATER, UNHELD_KEPT
 from gradwatch.probe.device.dtensor import local_part
-from gradwatch.probe.device.sync import is_capturing, to_float
-from gradwatch.probe.gradients.gradient_sample import MIN_NUMBERS, GradientSample
+from gradwatch.probe.device.sync import HostTransfer, is_capturing
+from gradwatch.probe.gradients.gradient_sample import MIN_NUMBERS, GradientSample, is_continued
 from gradwatch.probe.inert_hook import inert_hook, remove_hooks
 from gradwatch.records import Event
 
@@ -57,19 +59,25 @@ class ZeroGradCheck:
 
     def check_again(self, step: int) -> None:
         """Check the next updates of each optimizer after an optimizer step, if its last check is over."""
+        for one in self._all():
+            one.settle()
         if step < self._next:
             return
         self._next = step + CHECK_EVERY_STEPS
         for optimizer, watched in self._watched:
             # a check goes on until its optimizer has made enough updates, however many steps that takes
-            if all(one.is_over for one in watched):
+            if all(one.is_settled for one in watched):
                 _detach(watched)
                 watched[:] = self._attach(optimizer, since=step)
 
     def close(self) -> None:
-        """Remove all hooks."""
-        for watched in (self._unheld, *(watched for _, watched in self._watched)):
-            _detach(watched)
+        """Remove all hooks, and judge what is in flight."""
+        for one in self._all():
+            one.settle(wait=True)
+        _detach(self._all())
+
+    def _all(self) -> list[_GradientWatch]:
+        return [one for watched in (self._unheld, *(watched for _, watched in self._watched)) for one in watched]
 
     def _attach_unheld(self, optimizers: Sequence[Optimizer]) -> list[_GradientWatch]:
         """Watch one parameter that no optimizer holds: the call that clears gradients may leave it out."""
@@ -108,10 +116,38 @@ def _first_trainable(params: Iterable[Tensor]) -> Tensor | None:
     return next((p for p in params if p.requires_grad and p.is_leaf), None)
 
 
-def _is_zero(grad: Tensor) -> bool:
-    # NaN is truthy, so a gradient with NaN is not zero
+def _largest(grad: Tensor) -> Tensor | None:
+    """Return the largest magnitude of a gradient, on its device; None if it has no values."""
     values = grad._values() if grad.is_sparse else local_part(grad)
-    return not values.numel() or not to_float(values.abs().max())
+    return values.abs().max() if values.numel() else None
+
+
+class _Moment(NamedTuple):
+    """The state of a gradient before a backward pass adds to it, or before an update.
+
+    Args:
+        largest: Largest magnitude, or None if there is no gradient. A gradient of zeros is cleared.
+        numbers_2N: Numbers at the moment before and now, or None if nothing has written to the gradient.
+        is_backward: Whether a backward pass follows.
+    """
+
+    largest: Tensor | None
+    numbers_2N: Tensor | None
+    is_backward: bool
+
+
+class _Update(NamedTuple):
+    """The moments up to an update, in transfer to the host.
+
+    Args:
+        number: Number of updates before it.
+        moments: The moments.
+        values: Their values by the index of the moment and the name of the field; None if there are none.
+    """
+
+    number: int
+    moments: list[_Moment]
+    values: HostTransfer | None
 
 
 @final
@@ -142,8 +178,10 @@ class _GradientWatch:
         # one more: the first update has no earlier one to compare with
         self._remaining = (FIRST_UPDATES if since is None else LATER_UPDATES) + 1
         self._updates = 0
-        self._was_cleared, self._was_replaced, self._was_reached, self._is_reported = False, False, False, False
-        self._found: tuple[bool, bool] | None = None  # by the current backward pass: cleared, or replaced
+        self._is_reported = False
+        self._found: _Moment | None = None  # before the current backward pass
+        self._moments: list[_Moment] = []  # since the last update
+        self._pending: deque[_Update] = deque()
         self._seen: GradientSample | None = None
         self._handles: list[RemovableHandle] = []
 
@@ -153,9 +191,9 @@ class _GradientWatch:
         return self._remaining <= 0
 
     @property
-    def _adds_up(self) -> bool:
-        """Return whether backward passes since the last update only added to the earlier gradient."""
-        return self._was_reached and not self._was_cleared and not self._was_replaced
+    def is_settled(self) -> bool:
+        """Return whether all updates of this check are done and judged."""
+        return self.is_over and not self._pending
 
     def attach(self, optimizer: Optimizer) -> None:
         """Hook the parameter and its optimizer."""
@@ -179,23 +217,20 @@ class _GradientWatch:
         if is_capturing([grad]):  # reading a value would break the capture
             return
         old = self._param.grad
-        is_cleared = old is None or _is_zero(old.detach())
-        self._found = is_cleared, not is_cleared and self._has_changed()
+        self._found = _Moment(None if old is None else _largest(old.detach()), self._numbers(), is_backward=True)
 
     def _after_backward(self, param: Tensor) -> None:
         """Record the state that the backward pass found, once it has added to the gradient."""
         if self._found is None or self.is_over or is_capturing([param]):
             return  # FSDP also calls this after it has stored a gradient
-        is_cleared, is_replaced = self._found
-        self._found, self._was_reached = None, True
-        self._was_cleared |= is_cleared
-        self._was_replaced |= is_replaced
+        self._moments.append(self._found)
+        self._found = None
         self._sample()
 
-    def _has_changed(self) -> bool:
-        """Return whether the gradient was overwritten since it was sampled."""
+    def _numbers(self) -> Tensor | None:
+        """Return the numbers that show whether the gradient was overwritten since it was sampled."""
         grad = self._param.grad
-        return grad is not None and self._seen is not None and not self._seen.is_continued_by(grad)
+        return None if grad is None or self._seen is None else self._seen.numbers_with(grad)
 
     def _sample(self) -> None:
         grad = self._param.grad
@@ -210,30 +245,68 @@ class _GradientWatch:
 
     def _before_update(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self.is_over:
-            # also a loop may overwrite the gradient between its last backward and the update
-            self._was_replaced |= self._was_reached and self._has_changed()
-            self._report() if self._since is None else self._report_later(self._since)
-        self._was_cleared, self._was_replaced, self._was_reached = False, False, False
+            if self._moments:  # also a loop may overwrite the gradient between its last backward and the update
+                self._moments.append(_Moment(None, self._numbers(), is_backward=False))
+            values = {
+                f"{i}.{name}": value
+                for i, moment in enumerate(self._moments)
+                for name, value in (("largest", moment.largest), ("numbers", moment.numbers_2N))
+                if value is not None
+            }
+            self._pending.append(_Update(self._updates, self._moments, HostTransfer(values) if values else None))
+            self.settle()
+        self._moments = []
         self._updates += 1
         self._remaining -= 1
+
+    def settle(self, *, wait: bool = False) -> None:
+        """Judge the updates whose values have arrived, in order.
+
+        Args:
+            wait: Whether to wait for all values in flight.
+        """
+        while self._pending:
+            sent = self._pending[0].values
+            if sent is not None and not (wait or sent.is_ready):
+                return
+            update, values = self._pending.popleft(), {} if sent is None else sent.values()
+            was_cleared = was_replaced = False
+            for i, moment in enumerate(update.moments):
+                # NaN is not 0, so a gradient with NaN is not cleared
+                is_cleared = moment.is_backward and not values.get(f"{i}.largest", np.zeros(())).any()
+                was_cleared |= is_cleared
+                was_replaced |= (
+                    not is_cleared and moment.numbers_2N is not None and not is_continued(values[f"{i}.numbers"])
+                )
+            # whether backward passes since the last update only added to the earlier gradient
+            adds_up = bool(update.moments) and not was_cleared and not was_replaced
+            if self._since is None:
+                self._report(update.number, was_cleared=was_cleared, adds_up=adds_up)
+            else:
+                self._report_later(update.number, self._since, adds_up=adds_up)
+
+    def _end(self) -> None:
+        self._remaining = 0
+        self._pending.clear()
 
     def _after_update(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self.is_over:
             self._sample()  # after an optimizer that adds its weight decay to the gradient
 
-    def _report(self) -> None:
+    def _report(self, updates: int, *, was_cleared: bool, adds_up: bool) -> None:
         if not self._is_held:
-            self._remaining = self._remaining if not self._updates or self._adds_up else 0
-            if self._updates == LATER_UPDATES and self._remaining:
-                self._note(UNHELD_KEPT.emit(step=self._updates, layer=self._layer, parameter=self._layer))
-        elif self._updates and self._adds_up:
-            self._note(GRADIENTS_KEPT.emit(step=self._updates, layer=self._layer))
-        elif self._updates and self._was_cleared and not self._is_reported and self._layer is None:
+            if updates and not adds_up:
+                self._end()
+            elif updates == LATER_UPDATES:
+                self._note(UNHELD_KEPT.emit(step=updates, layer=self._layer, parameter=self._layer))
+        elif updates and adds_up:
+            self._note(GRADIENTS_KEPT.emit(step=updates, layer=self._layer))
+        elif updates and was_cleared and not self._is_reported and self._layer is None:
             self._is_reported = True
-            self._note(GRADIENTS_CLEARED.emit(step=self._updates))
+            self._note(GRADIENTS_CLEARED.emit(step=updates))
 
-    def _report_later(self, since: int) -> None:
-        if self._updates and not self._adds_up:
-            self._remaining = 0  # a single cleared gradient ends the check
-        elif self._updates == LATER_UPDATES:
+    def _report_later(self, updates: int, since: int, *, adds_up: bool) -> None:
+        if updates and not adds_up:
+            self._end()  # a single cleared gradient ends the check
+        elif updates == LATER_UPDATES:
             self._note(GRADIENTS_KEPT_LATER.emit(step=since, layer=self._layer, since=since))

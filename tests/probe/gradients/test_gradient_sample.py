@@ -3,9 +3,14 @@
 import pytest
 import torch
 
-from gradwatch.probe.gradients.gradient_sample import GradientSample
+from gradwatch.probe.gradients.gradient_sample import GradientSample, is_continued
 
 GRAD = torch.randn(6, 16, generator=torch.Generator().manual_seed(0))
+
+
+def goes_on(sample, grad):
+    numbers_2N = sample.numbers_with(grad)
+    return numbers_2N is None or is_continued(numbers_2N.numpy())
 
 
 @pytest.mark.parametrize(
@@ -24,7 +29,7 @@ def test_a_gradient_that_was_scaled_or_clipped_goes_on(change):
     grad = GRAD.clone()
     sample = GradientSample(grad)
 
-    assert sample.is_continued_by(change(grad))
+    assert goes_on(sample, change(grad))
 
 
 @pytest.mark.parametrize(
@@ -40,14 +45,14 @@ def test_another_that_was_written_over_it_does_not(change):
     grad = GRAD.clone()
     sample = GradientSample(grad)
 
-    assert not sample.is_continued_by(change(grad))
+    assert not goes_on(sample, change(grad))
 
 
 def test_zeros_that_became_something_are_another():
     grad = torch.zeros(16)
     sample = GradientSample(grad)
 
-    assert not sample.is_continued_by(grad.copy_(torch.arange(16.0)))
+    assert not goes_on(sample, grad.copy_(torch.arange(16.0)))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +61,7 @@ def test_zeros_that_became_something_are_another():
 def test_one_of_which_too_little_is_known_is_taken_for_the_same(grad):
     sample = GradientSample(grad)
 
-    assert sample.is_continued_by(torch.randn(grad.shape))
+    assert goes_on(sample, torch.randn(grad.shape))
 
 
 @pytest.mark.parametrize("shape", [(16,), (1, 1, 40), (5, 2, 3, 3), (300, 2)])
@@ -64,6 +69,6 @@ def test_leading_numbers_are_read_of_any_shape_and_layout(shape):
     grad = torch.randn(shape)
     sample = GradientSample(grad)
 
-    assert sample.is_continued_by(grad * 2)
-    assert not sample.is_continued_by(torch.randn(shape))
-    assert GradientSample(grad.transpose(0, -1)).is_continued_by(grad.transpose(0, -1) * 2)
+    assert goes_on(sample, grad * 2)
+    assert not goes_on(sample, torch.randn(shape))
+    assert goes_on(GradientSample(grad.transpose(0, -1)), grad.transpose(0, -1) * 2)

@@ -1,0 +1,1 @@
+"""Checks on a GPU that the tests make without one; see `__main__.py`."""
