@@ -1,12 +1,7 @@
 """Two processes train a small model with a plain DDP loop, and again with the trainers of other libraries."""
 
-import importlib
 import importlib.util
-import json
 import os
-import sys
-import traceback
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -144,18 +139,11 @@ def lightning(rank, run):
     return watch.monitor
 
 
-def installed():
-    """Import the libraries, and return the functions that train with them."""
-    found = [plain]
-    for train in (accelerate, transformers, lightning):
-        if importlib.util.find_spec(train.__name__):
-            importlib.import_module(f"gradwatch.callbacks.{train.__name__}")
-            found.append(train)
-    return found
+TRAINS = {"plain": plain, "accelerate": accelerate, "transformers": transformers, "lightning": lightning}
 
 
-def main(trains, rank, folder, port):
-    torch.set_num_threads(1)
+def train_all(rank, folder, port):
+    """Train with a plain loop and with each library that is installed, and return what was recorded."""
     os.environ |= {
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": port,
@@ -167,10 +155,12 @@ def main(trains, rank, folder, port):
     }
     dist.init_process_group("gloo")
     said = {}
-    for train in trains:
-        monitor = train(rank, folder / train.__name__)
+    for name, train in TRAINS.items():
+        if name != "plain" and not importlib.util.find_spec(name):
+            continue
+        monitor = train(rank, folder / name)
         history = monitor.history
-        said[train.__name__] = {
+        said[name] = {
             "before_T": history["grad_norm.before_clip"].tolist(),
             "after_T": history["grad_norm.after_clip"].tolist(),
             "loss_T": history["loss"].tolist(),
@@ -178,17 +168,4 @@ def main(trains, rank, folder, port):
             "findings": [str(finding) for finding in monitor.findings()],
             "run_dir": str(monitor.run_dir),
         }
-    (folder / f"{rank}.json").write_text(json.dumps(said))
-
-
-if __name__ == "__main__":
-    found = installed()
-    child = os.fork()  # after the imports, which take longer than all trainings
-    try:
-        main(found, int(child == 0), Path(sys.argv[1]), sys.argv[2])
-        code = os.waitpid(child, 0)[1] if child else 0
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    sys.stderr.flush()
-    os._exit(bool(code))  # see ranks_worker
+    return said

@@ -1,12 +1,9 @@
 """One of four processes that save and resume trainings on one, two and four ranks."""
 
 import errno
-import faulthandler
 import os
 import shutil
 import signal
-import sys
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -112,9 +109,8 @@ class Group:
             dist.destroy_process_group()
 
 
-def main(rank, folder):
-    faulthandler.enable()
-    torch.set_num_threads(1)
+def train_all(rank, folder):
+    """Save and resume each training that this rank has a part in."""
     stream = {
         "model": {"name": "gpt", "layers": 1, "width": 8, "heads": 1},
         "data": {"name": "text_stream", "files": str(folder / "lines.txt"), "context": 8, "batch_size": 6},
@@ -143,11 +139,3 @@ def main(rank, folder):
     if rank == 0:
         train(folder / "shrunk", change={}, resume=True)
         train(folder / "stream-shrunk", change=stream, resume=True)
-
-
-if __name__ == "__main__":
-    # under its own name, by which configs find its dataset
-    import checkpoint_worker
-
-    checkpoint_worker.main(int(sys.argv[1]), Path(sys.argv[2]))
-    os._exit(0)  # see ranks_worker

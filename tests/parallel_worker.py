@@ -1,12 +1,7 @@
 """One of four processes that train from configs on two and on four ranks."""
 
-import faulthandler
 import math
-import os
-import sys
-from pathlib import Path
 
-import torch
 import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
@@ -90,22 +85,14 @@ def config_of(case, out):
     return Config.model_validate(merged(BASE, case, {"run": {"out": str(out)}}))
 
 
-def main(rank, folder, names):
+def train_all(rank, folder):
+    """Train each case that this rank has a part in."""
     from gradwatch.train.loop import train
 
-    faulthandler.enable()
-    torch.set_num_threads(1)
     for world_size, cases in ((2, EQUAL_ON_TWO | OTHERS_ON_TWO), (4, EQUAL_ON_FOUR)):
-        chosen = {name: case for name, case in cases.items() if not names or name in names}
-        if chosen and rank < world_size:
+        if rank < world_size:
             meeting = f"file://{folder}/meeting-{world_size}"
             dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world_size)
-            for name, case in chosen.items():
+            for name, case in cases.items():
                 train(config_of(case, folder / name), log_format="plain")
             dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
-    main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
-    os._exit(0)  # see ranks_worker

@@ -1,12 +1,9 @@
 """One of two processes that train many small models in turn: with a planted fault between ranks, or healthy."""
 
 import contextlib
-import faulthandler
 import os
 import signal
-import sys
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -73,7 +70,8 @@ class Training:
         pass
 
     def run(self, folder):
-        with gradwatch.watch(self.model, self.optimizer, run=folder, on_finding=None) as monitor:
+        sinks = {} if type(self) is Training else {name: {"enabled": False} for name in ("html", "tensorboard")}
+        with gradwatch.watch(self.model, self.optimizer, run=folder, on_finding=None, sinks=sinks) as monitor:
             for step in range(self.steps):
                 x, y = self.batch(step)
                 loss = self.backward(x, y, step)
@@ -420,18 +418,10 @@ REMEDIES = {
 """By remedy: pairs of a faulty case and of the healthy case that differs from it by this remedy only."""
 
 
-def main(rank, folder, names):
-    faulthandler.enable()
-    torch.set_num_threads(1)
+def train_all(rank, folder):
+    """Train each case on this rank, and in the end one that kills rank 1."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     for case in [*FAULTS, *HEALTHY]:
-        if not names or case.__name__ in names:
-            case(rank).run(folder / case.__name__)
-            dist.barrier()
-    if not names or Killed.__name__ in names:  # the last case: it ends the process of rank 1
-        Killed(rank).run(folder / Killed.__name__)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])
-    os._exit(0)  # see ranks_worker
+        case(rank).run(folder / case.__name__)
+        dist.barrier()
+    Killed(rank).run(folder / Killed.__name__)

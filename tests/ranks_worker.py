@@ -1,11 +1,5 @@
 """One of two processes that train one model, sharded or replicated: watches the training and saves what was said."""
 
-import faulthandler
-import json
-import os
-import sys
-from pathlib import Path
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -56,14 +50,15 @@ def train(model, *, run=None, loss_fn=None, steps=STEPS, slow_rank=1):
     return monitor, losses
 
 
-def main(rank, folder, kind):
-    faulthandler.enable()
+def train_one(rank, folder, kind):
+    """Train one kind of model on this rank, and return what was seen."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     wrap, _, asks = kind.partition("-")
     model = {"fsdp": shard, "ddp": replicate}[wrap](make_model())
     run = folder / "run" if asks == "run" else None
     monitor, losses = train(model, run=run, loss_fn=nn.MSELoss() if asks == "loss" else None)
-    said = {
+    dist.barrier()
+    return {
         "losses": losses,
         "findings": [finding.kind for finding in monitor.findings()],
         "events": [event.kind for event in monitor.history.events],
@@ -72,12 +67,3 @@ def main(rank, folder, kind):
         "grad_L": monitor.history["grad.l2"][-1].tolist(),
         "ratio_TL": monitor.history["update.ratio"][::10].tolist(),
     }
-    (folder / f"{rank}.json").write_text(json.dumps(said))
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
-    # gloo's threads may let go of their last tensor while Python shuts down, which ends it with SIGABRT now and then:
-    # https://github.com/pytorch/pytorch/pull/179291
-    os._exit(0)

@@ -1,14 +1,8 @@
 """Four processes that train sharded models in turn, with and without a monitor, and of which one dies."""
 
-import faulthandler
-import importlib
-import json
 import os
 import signal
-import sys
 import time
-import traceback
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,7 +10,6 @@ import torch.distributed as dist
 from torch import nn
 
 import gradwatch
-from gradwatch.detect import detectors
 from gradwatch.pipeline import pipeline
 from gradwatch.pipeline.ranks import shards
 
@@ -35,9 +28,16 @@ def make_model():
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 4))
 
 
-def train(model, *, run=None, share=slice(None), is_watched=True):
+def make_optimizer(kind, params):
+    """Return AdamW for one kind only: DTensor plans each of its many operations for each shape, which takes seconds."""
+    if kind == "fsdp":
+        return torch.optim.AdamW(params, lr=0.01)
+    return torch.optim.SGD(params, lr=0.05, momentum=0.9)
+
+
+def train(model, kind, *, run=None, share=slice(None), is_watched=True):
     """Train on a share of each batch, with clipping, and return the monitor."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    optimizer = make_optimizer(kind, model.parameters())
     monitor = watch(model, optimizer, run) if is_watched else None
     for step in range(STEPS):
         x = torch.randn(SAMPLES, 8, generator=torch.Generator().manual_seed(step))
@@ -101,7 +101,7 @@ def train_all(rank, folder, mesh):
     for kind, (make, share) in kinds.items():
         for is_watched in (False, True):
             before = count_collectives(mesh)
-            train(make(), run=folder / kind, share=share, is_watched=is_watched)
+            train(make(), kind, run=folder / kind, share=share, is_watched=is_watched)
             counts[f"{kind} {is_watched}"] = (count_collectives(mesh) - before).tolist()
             dist.barrier()
     return counts
@@ -181,37 +181,10 @@ def watch_alone(folder, mesh):
         return len(monitor.history["loss"])
 
 
-def main(rank, folder):
+def train_and_lose(rank, folder):
+    """Train on four ranks, then lose rank 1; return the collectives of each training, and how rank 0 went on."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    faulthandler.enable()
-    torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=4)
     line, square = init_device_mesh("cpu", (4,)), init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
-    said = {"collectives": train_all(rank, folder, square)}
-    said["lost"] = lose_ranks(rank, folder, line)
-    (folder / f"{rank}.json").write_text(json.dumps(said))
-
-
-def fork_ranks(folder):
-    """Run the ranks as children that share the imports of this process, and write their exit codes."""
-    # before the fork: these take seconds
-    for module in ("torch._dynamo", "torch.distributed.fsdp", "gradwatch.config.names.registry"):
-        importlib.import_module(module)
-    detectors({})
-    children = []
-    for rank in range(4):
-        if not (child := os.fork()):
-            try:
-                main(rank, folder)
-            except BaseException:
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)  # see ranks_worker; and a group of which one member has died cannot be destroyed
-        children.append(child)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    (folder / "codes.json").write_text(json.dumps(codes))
-
-
-if __name__ == "__main__":
-    fork_ranks(Path(sys.argv[1]))
+    return {"collectives": train_all(rank, folder, square), "lost": lose_ranks(rank, folder, line)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
@@ -151,10 +152,17 @@ def detectors(settings: Mapping[str, Mapping[str, Any]] | None = None) -> tuple[
 
 def detector_classes() -> Iterator[type[Detector]]:
     """Yield the classes of all detectors: the public modules of each family, then the entry points."""
+    yield from _own_classes()
+    yield from plugins.entry_points("gradwatch.detectors")
+
+
+@functools.cache  # listing the folders takes 2 ms, which each `watch` and each summary of a run would repeat
+def _own_classes() -> tuple[type[Detector], ...]:
+    found: list[type[Detector]] = []
     for family in FAMILIES:
         package = f"{__name__}.{family}"
         for name in plugins.names(package):
             members = vars(plugins.load(package, name)).values()
             # a module also holds the detectors that it imports: keep the classes that it defines
-            yield from (m for m in members if isinstance(m, type) and "code" in vars(m) and m.__module__.endswith(name))
-    yield from plugins.entry_points("gradwatch.detectors")
+            found += (m for m in members if isinstance(m, type) and "code" in vars(m) and m.__module__.endswith(name))
+    return tuple(found)

@@ -1,21 +1,19 @@
 """Two processes train with each library: the norms are those of a plain DDP loop with equal data, after the average."""
 
-import json
-import os
+import importlib.util
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
+import callbacks_worker
 import numpy as np
 import pytest
 import torch
 from callbacks_worker import LIMIT, STEPS
+from processes import run_ranks
 
 import gradwatch
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
-WORKER = Path(__file__).parents[1] / "callbacks_worker.py"
 
 
 @pytest.fixture(scope="module")
@@ -25,9 +23,9 @@ def trained(tmp_path_factory):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, str(WORKER), str(folder), port], env=environment, check=True, timeout=200)
-    return folder, [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+    libraries = [f"gradwatch.callbacks.{name}" for name in callbacks_worker.TRAINS if importlib.util.find_spec(name)]
+    ended = run_ranks(callbacks_worker.train_all, folder, port, ranks=2, imports=libraries)
+    return folder, [each.said for each in ended]
 
 
 @pytest.mark.parametrize("library", ["accelerate", "transformers", "lightning"])

@@ -1,19 +1,14 @@
 """`gradwatch train` on 2 and 4 ranks gives the numbers of one process, and says what cannot work."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
-from parallel_worker import EQUAL_ON_FOUR, EQUAL_ON_TWO, NAN_AT, config_of, merged
+from parallel_worker import EQUAL_ON_FOUR, EQUAL_ON_TWO, NAN_AT, config_of, merged, train_all
+from processes import run_ranks
 
 import gradwatch
 from gradwatch.cli import main
 from gradwatch.train.loop import train
 
-WORKER = Path(__file__).parents[1] / "parallel_worker.py"
 EQUAL = EQUAL_ON_TWO | EQUAL_ON_FOUR
 RUN = ("loss", "grad_norm.before_clip", "grad_norm.after_clip", "val_loss", "val_accuracy", "lr.0", "skipped")
 PARAM = ("grad.l2", "grad.absmax", "weight.l2")
@@ -26,15 +21,7 @@ HALF_TOLERANCE = {"fsdp2-half": 0.05, "fsdp2-scaled": 0.05}
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen([sys.executable, str(WORKER), str(rank), str(folder)], env=environment) for rank in range(4)
-    ]
-    try:
-        assert [process.wait(500) for process in processes] == [0, 0, 0, 0]
-    finally:
-        for process in processes:  # the others wait for one that has failed
-            process.kill()
+    run_ranks(train_all, folder, ranks=4)
     return folder
 
 

@@ -1,12 +1,8 @@
 """Two processes train many small models: each planted fault between ranks is named, and healthy loops stay quiet."""
 
-import os
-import signal
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+import rank_faults_worker
+from processes import run_ranks
 from rank_faults_worker import REMEDIES
 
 import gradwatch
@@ -15,8 +11,6 @@ from gradwatch.diagnose.causes import CauseId, cause_of
 from gradwatch.diagnose.rank import diagnose
 from gradwatch.diagnose.remedies import KNOWN
 from gradwatch.records import Severity
-
-WORKER = Path(__file__).parents[2] / "rank_faults_worker.py"
 
 FAULTS = {
     "Summed": ("unsynchronized-gradient", None, (0, 0), "summed-over-ranks"),
@@ -64,11 +58,7 @@ HEALTHY = (
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen([sys.executable, str(WORKER), str(rank), str(folder)], env=environment) for rank in (0, 1)
-    ]
-    assert [process.wait(250) for process in processes] == [0, -signal.SIGKILL]  # the last case
+    run_ranks(rank_faults_worker.train_all, folder, ranks=2, killed=(1,))
     return folder
 
 

@@ -1,13 +1,10 @@
 """A model that several processes train, sharded or replicated: each watches it, and none stops or ends another."""
 
-import json
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import ranks_worker
 import torch
+from processes import run_ranks
 
 import gradwatch
 
@@ -20,19 +17,9 @@ needs_sharding_on_a_cpu = pytest.mark.skipif(
 
 
 def train(folder, kind):
-    """Train in two processes, and return what each saw and wrote to stderr."""
-    command = [sys.executable, ranks_worker.__file__]
-    workers = [
-        subprocess.Popen([*command, str(rank), str(folder), kind], stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    try:
-        errors = [worker.communicate(timeout=120)[1] for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-    assert [worker.returncode for worker in workers] == [0, 0], errors
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)], errors
+    """Train in two processes, and return what each saw and has written."""
+    ended = run_ranks(ranks_worker.train_one, folder, kind, ranks=2)
+    return [each.said for each in ended], [each.output for each in ended]
 
 
 @needs_sharding_on_a_cpu
@@ -67,6 +54,5 @@ def test_an_incident_of_a_sharded_model_is_not_recorded(tmp_path):
     assert [each["run_dir"] for each in said] == [str(tmp_path / "run"), str(tmp_path / "run/ranks/1")]
     assert "no incident is recorded of a model whose parameters are spread over processes" in errors[0]
     parts = [gradwatch.load_run(each["run_dir"]) for each in said]
-    local = [json.loads((tmp_path / f"{rank}.json").read_text())["grad_L"] for rank in range(2)]
-    assert local[1] == parts[1]["grad.l2"][-1].tolist()
+    assert said[1]["grad_L"] == parts[1]["grad.l2"][-1].tolist()
     assert (parts[0]["grad.l2"] > parts[1]["grad.l2"]).all(), "rank 0 has the norms of both shards"

@@ -1,12 +1,10 @@
 """Checkpoints of several ranks: exact on the same number, equal to rounding on another, and never half of one."""
 
-import subprocess
-import sys
-from pathlib import Path
-
+import checkpoint_worker
 import numpy as np
 import pytest
 import torch
+from processes import run_ranks
 
 from gradwatch import load_run
 from gradwatch.errors import RunError
@@ -14,7 +12,6 @@ from gradwatch.replay.rerun import rerun
 from gradwatch.state import checkpoint_folder
 from gradwatch.train import checkpoint
 
-WORKER = Path(__file__).parents[2] / "checkpoint_worker.py"
 STEPS, HALF = 12, 6
 
 
@@ -23,12 +20,7 @@ def trained(tmp_path_factory):
     """Return a function from the name of a case in `checkpoint_worker` to its run directory."""
     folder = tmp_path_factory.mktemp("ranks")
     (folder / "lines.txt").write_text("".join(f"line {i} of {i * i}\n" for i in range(100)))
-    command = [sys.executable, "-W", "ignore", str(WORKER)]
-    processes = [
-        subprocess.Popen([*command, str(rank), str(folder)], stderr=subprocess.PIPE, text=True) for rank in range(4)
-    ]
-    errors = [process.communicate(timeout=300)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0] * 4, "\n".join(errors)
+    run_ranks(checkpoint_worker.train_all, folder, ranks=4)
     return lambda name: next((folder / name).glob("*/"))
 
 
