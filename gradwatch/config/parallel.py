@@ -28,4 +28,9 @@ def parallel_problems(config: Config) -> list[Problem]:
     if parallel in ("fsdp2", "hsdp") and config.optim.name == "LBFGS":
         text = f"got 'LBFGS', which needs whole parameters, and train.parallel: {parallel} shards them"
         found.append(Problem(("optim", "name"), text, help="use another optimizer, or train.parallel: ddp"))
+    choice = train.activation_checkpointing
+    if choice != "none" and choice != "sqrt" and choice.budget:
+        text = f"is planned for one process, and train.parallel is {parallel}"
+        help = "name the modules: {modules: ['blocks.*']}"
+        found.append(Problem(("train", "activation_checkpointing", "budget"), text, help=help, is_about_key=True))
     return found

@@ -50,8 +50,10 @@ def problems_of(error: ValidationError, *, data: Any, model: type[BaseModel]) ->
             raise details["ctx"]["error"]  # not about the data: a bug of a validator
         if kind == "problems":
             location = location[:-1] if details["ctx"]["in_parent"] else location
-            # `options` is a field of the model only; YAML has the options among the other settings
-            base = _key(location, data, may_be_missing=location[-1:] != ("options",))
+            # `options` is a field of the model only: YAML has the options among the other settings; a class is the
+            # member of a union
+            last = str(location[-1]) if location else ""
+            base = _key(location, data, may_be_missing=last != "options" and not last[:1].isupper())
             found |= {(*base, *p.key): p.below(*base) for p in details["ctx"]["found"]}
             continue
         key = _key(location, data, may_be_missing=kind == "missing")

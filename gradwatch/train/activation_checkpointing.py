@@ -6,23 +6,42 @@ import contextlib
 import fnmatch
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from gradwatch.errors import GradwatchError
 from gradwatch.train.blocks import outermost_containers
 
+Save = Literal["nothing", "matmuls"]
+"""What a recomputed module keeps next to its input."""
+aten = torch.ops.aten
+MATMULS = [
+    aten.mm.default,
+    aten.addmm.default,
+    aten.bmm.default,
+    aten.baddbmm.default,
+    aten.convolution.default,
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+]
+"""Operations whose outputs `save: matmuls` keeps: their time grows faster than the bytes of their outputs."""
 
-def every_blocks(model: nn.Module, k: int) -> int:
+
+def every_blocks(model: nn.Module, k: int, *, save: Save = "nothing") -> int:
     """Keep only the input of every k-th block. Blocks are the children of the model's outermost containers.
+
+    The last segment keeps its activations: its backward pass comes first, when all others are still dropped.
 
     Args:
         model: Changed in place; its parameters keep their names.
         k: Blocks between two kept inputs.
+        save: What the recomputed segments keep next to their inputs.
 
     Returns:
         Number of recomputed segments.
@@ -36,7 +55,13 @@ def every_blocks(model: nn.Module, k: int) -> int:
             "train.activation_checkpointing: the model has no nn.Sequential or nn.ModuleList whose children could be "
             "its blocks; name them: activation_checkpointing: {modules: ['encoder.layer*']}"
         )
-    return sum(_segment(container, k) for container in containers)
+    recomputed = sum(_segment(container, k, is_last=container is containers[-1], save=save) for container in containers)
+    if not recomputed:
+        raise GradwatchError(
+            f"train.activation_checkpointing.every: got {k}, but the model has {len(containers[-1])} blocks: one "
+            "segment, which would be recomputed for nothing; take a smaller number"
+        )
+    return recomputed
 
 
 def sqrt_blocks(model: nn.Module) -> int:
@@ -46,10 +71,15 @@ def sqrt_blocks(model: nn.Module) -> int:
     return every_blocks(model, max(1, round(math.sqrt(blocks))))
 
 
-def matching_modules(model: nn.Module, patterns: Sequence[str]) -> int:
+def matching_modules(model: nn.Module, patterns: Sequence[str], *, save: Save = "nothing") -> int:
     """Recompute the modules with names that match a pattern (`blocks.*`), and return their number.
 
     A matching module inside another match is recomputed with the outer module.
+
+    Args:
+        model: Changed in place.
+        patterns: Patterns of names.
+        save: What the recomputed modules keep next to their inputs.
     """
     names = [n for n, _ in model.named_modules() if n and any(fnmatch.fnmatchcase(n, p) for p in patterns)]
     outer = [n for n in names if not any(n.startswith(f"{other}.") for other in names)]
@@ -59,11 +89,11 @@ def matching_modules(model: nn.Module, patterns: Sequence[str]) -> int:
             f"train.activation_checkpointing.modules: {list(patterns)} match no module; the model has {known}"
         )
     for name in outer:
-        _recompute(model.get_submodule(name))
+        _recompute(model.get_submodule(name), save=save)
     return len(outer)
 
 
-def _segment(container: nn.Sequential | nn.ModuleList, k: int) -> int:
+def _segment(container: nn.Sequential | nn.ModuleList, k: int, *, is_last: bool, save: Save) -> int:
     blocks = list(container)
     if isinstance(container, nn.ModuleList):
         # the model calls the items of a ModuleList itself, so only single blocks can be wrapped
@@ -72,12 +102,13 @@ def _segment(container: nn.Sequential | nn.ModuleList, k: int) -> int:
                 f"train.activation_checkpointing: every {k} blocks needs an nn.Sequential, and the model keeps its "
                 "blocks in an nn.ModuleList, whose order of calls is its own affair; use {every: 1}"
             )
-        for block in blocks:
-            _recompute(block)
-        return len(blocks)
+        recomputed = blocks[:-1] if is_last else blocks
+        for block in recomputed:
+            _recompute(block, save=save)
+        return len(recomputed)
     segments = [nn.Sequential(*blocks[i : i + k]) for i in range(0, len(blocks), k)]
-    for segment in segments:
-        _recompute(segment, mode_of=container)  # not a submodule, so model.train() does not reach it
+    for segment in segments[:-1] if is_last else segments:
+        _recompute(segment, mode_of=container, save=save)  # not a submodule, so model.train() does not reach it
 
     def forward(x: Any) -> Any:
         for segment in segments:
@@ -86,18 +117,21 @@ def _segment(container: nn.Sequential | nn.ModuleList, k: int) -> int:
 
     # on the instance, not by new submodules: names and hooks of the container stay
     container.forward = forward  # type: ignore[method-assign]  # the forward of this instance alone
-    return len(segments)
+    return len(segments) - is_last
 
 
-def _recompute(module: nn.Module, *, mode_of: nn.Module | None = None) -> None:
+def _recompute(module: nn.Module, *, save: Save, mode_of: nn.Module | None = None) -> None:
     """Make a module recompute its activations. Only `forward` changes; names, hooks and weights stay."""
     mode_of = mode_of or module
     plain = module.forward
     norms = [m for m in module.modules() if isinstance(m, _BatchNorm)]
 
-    def contexts() -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
+    def contexts() -> tuple[contextlib.AbstractContextManager[Any], contextlib.AbstractContextManager[Any]]:
         # one context for the forward pass, one for the recomputation
-        return contextlib.nullcontext(), _statistics_untouched(norms)
+        if save == "nothing":
+            return contextlib.nullcontext(), _statistics_untouched(norms)
+        keeping, reading = create_selective_checkpoint_contexts(MATMULS)
+        return keeping, _both(_statistics_untouched(norms), reading)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if not (mode_of.training and torch.is_grad_enabled()):
@@ -107,6 +141,14 @@ def _recompute(module: nn.Module, *, mode_of: nn.Module | None = None) -> None:
         return checkpoint(plain, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
     module.forward = forward
+
+
+@contextlib.contextmanager
+def _both(
+    first: contextlib.AbstractContextManager[Any], second: contextlib.AbstractContextManager[Any]
+) -> Iterator[None]:
+    with first, second:
+        yield
 
 
 @contextlib.contextmanager

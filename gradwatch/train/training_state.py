@@ -347,10 +347,10 @@ def _checkpoint_activations(model: nn.Module, train: TrainSection) -> None:
     if choice == "sqrt":
         activation_checkpointing.sqrt_blocks(model)
     elif choice.every is not None:
-        activation_checkpointing.every_blocks(model, choice.every)
-    else:
-        assert choice.modules, "the config has either"
-        activation_checkpointing.matching_modules(model, choice.modules)
+        activation_checkpointing.every_blocks(model, choice.every, save=choice.save)
+    elif choice.modules is not None:
+        activation_checkpointing.matching_modules(model, choice.modules, save=choice.save)
+    # a budget is replaced by the choice of the plan before a training; what is built for another purpose keeps all
 
 
 @final

@@ -94,8 +94,25 @@ def test_an_empty_mapping_misses_what_it_needs(write):
         ("train.clip.norm=-1", "train.clip.norm: got -1, expected a number above 0, or null"),
         (
             "train.activation_checkpointing=sqr",
-            "train.activation_checkpointing: got 'sqr', expected one of none, sqrt, or a mapping with every, modules; "
-            "did you mean 'sqrt'?",
+            "train.activation_checkpointing: got 'sqr', expected one of none, sqrt, or a mapping with every, modules, "
+            "budget, save; did you mean 'sqrt'?",
+        ),
+        (
+            "train.activation_checkpointing={every: 2, budget: 4GB}",
+            "train.activation_checkpointing: has both every and budget, expected exactly one of them",
+        ),
+        (
+            "train.activation_checkpointing={save: matmuls}",
+            "train.activation_checkpointing: has neither every, modules nor budget, expected exactly one of them",
+        ),
+        (
+            "train.activation_checkpointing={budget: much}",
+            "train.activation_checkpointing.budget: got 'much', expected a size above 0 such as 8GB or 512MiB, or null",
+        ),
+        (
+            "train.activation_checkpointing={budget: 4GB, save: matmuls}",
+            "train.activation_checkpointing.save: got 'matmuls' with a budget, for which the plan chooses; set one of "
+            "them",
         ),
         (
             "train.activation_checkpointing={every: 0}",

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from gradwatch.errors import GradwatchError
 from gradwatch.train import activation_checkpointing
@@ -36,6 +37,7 @@ CHOICES = {
     "every": lambda model: activation_checkpointing.every_blocks(model, 2),
     "sqrt": activation_checkpointing.sqrt_blocks,
     "modules": lambda model: activation_checkpointing.matching_modules(model, ["blocks.*"]),
+    "without matmuls": lambda model: activation_checkpointing.matching_modules(model, ["blocks.*"], save="matmuls"),
 }
 
 
@@ -52,8 +54,12 @@ def test_gradients_and_running_statistics_are_the_very_same(choice):
     assert [n for n, _ in saving.named_parameters()] == [n for n, _ in plain.named_parameters()]
 
 
-@pytest.mark.parametrize(("choice", "forwards"), [("every", 12), ("sqrt", 12), ("modules", 12)])
-def test_every_block_really_is_computed_twice(choice, forwards):
+@pytest.mark.parametrize(
+    ("choice", "forwards"),
+    # 6 blocks; of segments of 2, the last keeps what its backward pass needs at once
+    [("every", 6 + 4), ("sqrt", 6 + 4), ("modules", 6 + 6)],
+)
+def test_all_but_the_last_segment_are_computed_twice(choice, forwards):
     model = Net()
     CHOICES[choice](model)
     calls = []
@@ -66,8 +72,26 @@ def test_every_block_really_is_computed_twice(choice, forwards):
 
 
 def test_segments_are_as_long_as_asked():
-    assert activation_checkpointing.every_blocks(Net(blocks=6), 4) == 2
-    assert activation_checkpointing.sqrt_blocks(Net(blocks=9)) == 3
+    # segments of 4 and 2 blocks, and three of 3 blocks; the last of each model is not recomputed
+    assert activation_checkpointing.every_blocks(Net(blocks=6), 4) == 1
+    assert activation_checkpointing.sqrt_blocks(Net(blocks=9)) == 2
+
+
+def test_one_segment_of_all_blocks_is_a_mistake():
+    with pytest.raises(GradwatchError, match=r"every: got 6, but the model has 6 blocks: one segment"):
+        activation_checkpointing.every_blocks(Net(blocks=6), 6)
+
+
+def test_kept_products_are_not_computed_again():
+    def products(save):
+        model = Net()
+        activation_checkpointing.matching_modules(model, ["blocks.*"], save=save)
+        with FlopCounterMode(display=False) as counter:
+            grads_and_buffers(model)
+        return counter.get_total_flops()
+
+    of_blocks = 6 * 2 * 4 * 8 * 8  # the forward products of 4 samples
+    assert products("nothing") - products("matmuls") == of_blocks
 
 
 def test_blocks_in_a_module_list_are_computed_again_one_by_one():
@@ -75,7 +99,7 @@ def test_blocks_in_a_module_list_are_computed_again_one_by_one():
     plain = Net(container=nn.ModuleList)
     saving = copy.deepcopy(plain)
 
-    assert activation_checkpointing.every_blocks(saving, 1) == 6
+    assert activation_checkpointing.every_blocks(saving, 1) == 5
     expected, found = grads_and_buffers(plain), grads_and_buffers(saving)
 
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))

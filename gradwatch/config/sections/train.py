@@ -11,23 +11,39 @@ from gradwatch.config.sections.base import Section
 from gradwatch.config.sections.named import Patterns
 from gradwatch.config.wording import Expected
 
+Size = Annotated[
+    str,
+    Field(pattern=r"^(0*[1-9][0-9]*([.][0-9]+)?|0+[.]0*[1-9][0-9]*) ?([kKMGT]i?)?B$"),
+    Expected("a size above 0 such as 8GB or 512MiB"),
+]
 Device = Annotated[
     str, Field(pattern=r"^(auto|(cpu|cuda|mps|xpu)(:\d+)?)$"), Expected("auto, cpu, cuda, cuda:1, mps or xpu")
 ]
 
 
-def exactly_one_with(other: str) -> AfterValidator:
-    """Return a validator that requires this setting or another setting, declared before it, but not both."""
+def exactly_one_with(*others: str) -> AfterValidator:
+    """Return a validator that requires exactly one of this setting and some others, which are declared before it."""
 
-    # both fields default to None, so the later one needs validate_default: the check must run if neither is set
+    # all fields default to None, so the last one needs validate_default: the check must run if none is set
     def check(value: Any, info: ValidationInfo) -> Any:
-        # the other setting is not in info.data if its own value was wrong, which is already a problem
-        if other in info.data and (value is None) == (info.data[other] is None):
-            got = f"neither {other} nor" if value is None else f"both {other} and"
-            raise_problem(f"has {got} {info.field_name}, expected exactly one of them", in_parent=True)
+        # another setting is not in info.data if its own value was wrong, which is already a problem
+        if not all(other in info.data for other in others):
+            return value
+        names = [*others, str(info.field_name)]
+        given = [name for name in names if (value if name == info.field_name else info.data[name]) is not None]
+        if len(given) != 1:
+            first, last = (given or names)[:-1], (given or names)[-1]
+            got = f"both {', '.join(first)} and {last}" if given else f"neither {', '.join(first)} nor {last}"
+            raise_problem(f"has {got}, expected exactly one of them", in_parent=True)
         return value
 
     return AfterValidator(check)
+
+
+def _not_with_budget(value: Any, info: ValidationInfo) -> Any:
+    if value != "nothing" and info.data.get("budget"):
+        raise_problem(f"got '{value}' with a budget, for which the plan chooses; set one of them")
+    return value
 
 
 class ClipSection(Section):
@@ -42,9 +58,20 @@ class ClipSection(Section):
 class BlocksSection(Section):
     """Which parts of the model keep no activations and compute them again in the backward pass."""
 
-    every: PositiveInt | None = Field(default=None, description="Blocks of a checkpointed segment.")
-    modules: Annotated[Patterns | None, exactly_one_with("every")] = Field(
-        default=None, validate_default=True, description="Patterns of module names, such as ['blocks.*']."
+    every: PositiveInt | None = Field(
+        default=None, description="Blocks of a segment; all segments but the last are recomputed."
+    )
+    modules: Patterns | None = Field(default=None, description="Patterns of module names, such as ['blocks.*'].")
+    budget: Annotated[Size | None, exactly_one_with("every", "modules")] = Field(
+        default=None,
+        validate_default=True,
+        description="Memory that a step may take, such as 4GB: the plan chooses what to recompute at the least cost, "
+        "and the config of the run holds its choice.",
+    )
+    save: Annotated[Literal["nothing", "matmuls"], AfterValidator(_not_with_budget)] = Field(
+        default="nothing",
+        description="What recomputed modules keep nevertheless: matmuls keeps the outputs of matrix products, "
+        "convolutions and attention, so that only the cheap operations between them are recomputed.",
     )
 
 
@@ -140,7 +167,8 @@ class TrainSection(Section):
     clip: ClipSection | None = Field(default=None, description="Limit of the gradient: {norm: 1.0} or {value: 0.5}.")
     activation_checkpointing: Literal["none", "sqrt"] | BlocksSection = Field(
         default="none",
-        description="Save memory by computing activations twice: none, sqrt, {every: k} or {modules: []}.",
+        description="Save memory by computing activations twice: none, sqrt, {every: k}, {modules: []} or "
+        "{budget: 4GB}.",
     )
     compile: bool | CompileSection = Field(
         default=False, description="Use torch.compile, with these keyword arguments."
