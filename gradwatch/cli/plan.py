@@ -17,6 +17,7 @@ from gradwatch.errors import GradwatchError, RunError
 if TYPE_CHECKING:
     from gradwatch.config.sections.root import Config
     from gradwatch.planning.advice import Advised
+    from gradwatch.planning.result import Plan
     from gradwatch.planning.training import ConfigPlanner
 
 DOES_NOT_FIT = 1
@@ -65,6 +66,7 @@ def command(
 
     import json
 
+    from gradwatch.planning.checkpointing import KEY, settle
     from gradwatch.planning.machine import machine_memory
     from gradwatch.planning.training import ConfigPlanner
 
@@ -73,10 +75,12 @@ def command(
         return load_config(config, [*(overrides or []), *settings], changes=set_files or [], is_new=True)
 
     planner = ConfigPlanner(load)
+    if choice := settle(planner):
+        print_message("note", f"{KEY}: {choice.text} ({json.dumps(choice.setting)})")
     plan = planner.plan()
     measured = planner.measure() if measure else None
     limit = given or machine_memory(plan.device)
-    advised = _advised(planner, given, hidden=form == "json") if given and (patch or form == "text") else None
+    advised = _advised(planner, given, measured, hidden=form == "json") if given and (patch or form == "text") else None
     if advised and patch:
         _write_patch(advised, patch, config)
     if form == "json":
@@ -92,7 +96,7 @@ def command(
     raise typer.Exit(0 if plan.peak_bytes <= limit else DOES_NOT_FIT)
 
 
-def _advised(planner: ConfigPlanner, budget: int, *, hidden: bool) -> Advised | None:
+def _advised(planner: ConfigPlanner, budget: int, measured: Plan | None, *, hidden: bool) -> Advised | None:
     """Return what fits into a budget, or None if each change would have to run."""
     from gradwatch.planning.advice import Advisor
 
@@ -100,7 +104,7 @@ def _advised(planner: ConfigPlanner, budget: int, *, hidden: bool) -> Advised | 
         print_message("note", "no changes are tried, because each would have to run")
         return None
     with progress_line(hidden=hidden) as progress:
-        return Advisor(planner, budget, progress=progress).advise()
+        return Advisor(planner, budget, progress=progress, measured=measured).advise()
 
 
 def _write_patch(advised: Advised, path: Path, config: Path) -> None:

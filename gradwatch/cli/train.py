@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -71,6 +72,7 @@ def command(
 
         from gradwatch.train.loop import train  # torch, now that the config is known to be right
 
+        checked = _settled(checked, lambda given: load_config(file, given, changes=set_files or []), overrides or [])
         outcome = train(checked, resume=resume, log_format=log_format)
     except KeyboardInterrupt as quit_at_once:  # the second Ctrl-C, or one before training
         if not hasattr(quit_at_once, "__notes__"):
@@ -84,6 +86,27 @@ def command(
         raise typer.Exit(INTERRUPTED)
     # the findings of a training are those of rank 0
     raise typer.Exit(exit_code(outcome.history.findings, fail_on) if ranks.is_printing_rank() else 0)
+
+
+def _settled(config: Config, load: Callable[[list[str]], Config], overrides: list[str]) -> Config:
+    """Return a config whose budget for activations is replaced by what the plan has chosen for it."""
+    section = config.train.activation_checkpointing
+    if section in ("none", "sqrt") or section.budget is None:
+        return config
+    import json
+
+    from gradwatch.planning.checkpointing import KEY, settle
+    from gradwatch.planning.size import shown_size
+    from gradwatch.planning.training import ConfigPlanner
+
+    def changed(changes: Mapping[str, Any]) -> Config:
+        return load([*overrides, *(f"{key}={json.dumps(value)}" for key, value in changes.items())])
+
+    planner = ConfigPlanner(changed)
+    if choice := settle(planner):
+        planned = f"{shown_size(choice.plan.peak_bytes)} planned of {section.budget}"
+        print_message("note", f"{KEY}: {choice.text}: {planned}")
+    return planner.config
 
 
 def _check_start(config: Config, nproc: int) -> None:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from gradwatch.errors import ConfigError
+from gradwatch.errors import GradwatchError
+from gradwatch.planning.checkpointing import KEY, WITHOUT_MATMULS, cheapest_choice
 from gradwatch.planning.result import Plan
 from gradwatch.planning.training import ConfigPlanner
 
@@ -46,7 +47,8 @@ class Advice:
         effect: What it does to the training.
         plan: Plan of the changed config.
         saved_bytes: Bytes by which the peak falls.
-        extra_flops: Operations of a step that come on top, relative to those without the change.
+        extra_work: Work of a step that comes on top, relative to that without the change: the time paid, if the device
+            is busy all the time.
         fits: Whether the changed config fits into the budget.
     """
 
@@ -55,7 +57,7 @@ class Advice:
     effect: Effect
     plan: Plan
     saved_bytes: int
-    extra_flops: float
+    extra_work: float
     fits: bool
 
 
@@ -101,29 +103,36 @@ class Advisor:
         planner: Plans the config and its variants.
         budget: Bytes that the training may take.
         progress: Called with what is being planned.
+        measured: Measured plan, whose times decide which modules are recomputed; or None.
     """
 
-    def __init__(self, planner: ConfigPlanner, budget: int, *, progress: Callable[[str], None]) -> None:
-        self._planner, self._budget, self._progress = planner, budget, progress
+    def __init__(
+        self,
+        planner: ConfigPlanner,
+        budget: int,
+        *,
+        progress: Callable[[str], None],
+        measured: Plan | None = None,
+    ) -> None:
+        self._planner, self._budget, self._progress, self._measured = planner, budget, progress, measured
         self._plain = planner.plan()
 
     def advise(self) -> Advised:
         """Return the largest batch, and the changes that save memory."""
         fits = self._plain.peak_bytes <= self._budget
-        found = [advice for change in self._single() if (advice := self._advice(change))]
+        changes = {repr(change.changes): change for change in self._single()}
+        found = [advice for change in changes.values() if (advice := self._advice(change))]
         if not (fits or any(advice.fits for advice in found)):
             found += [advice for change in self._combined() if (advice := self._advice(change))]
         saving = [advice for advice in found if advice.saved_bytes > 0]
-        saving.sort(key=lambda a: (not a.fits, a.effect, round(a.extra_flops, 3), len(a.changes), a.plan.peak_bytes))
+        saving.sort(key=lambda a: (not a.fits, a.effect, round(a.extra_work, 3), len(a.changes), a.plan.peak_bytes))
         return Advised(budget=self._budget, fits=fits, largest_batch=self._largest_batch(), changes=tuple(saving))
 
     def _single(self) -> Iterator[_Change]:
         if accumulation := self._accumulation(_Change("", {}, Effect.NONE)):
             yield accumulation
-        if self._planner.blocks and self._planner.config.train.activation_checkpointing == "none":
-            yield SQRT
-            if some := self._some_blocks():
-                yield some
+        if self._planner.config.train.activation_checkpointing == "none":
+            yield from self._recomputation()
         if self._planner.config.train.precision == "fp32":
             yield BF16
         if self._planner.config.optim.name in ADAM:
@@ -154,18 +163,14 @@ class Advisor:
         effect = Effect.TRAINING if self._planner.has_batch_norm else Effect.NONE
         return _Change(f"accumulate {best} micro-batches of {size // best} samples", with_count(best), effect)
 
-    def _some_blocks(self) -> _Change | None:
-        """Return the fewest blocks to recompute that fit, or None if it takes all of them."""
-        blocks = self._planner.blocks
-
-        def of_first(k: int) -> dict[str, Any]:
-            # the first blocks: they are recomputed last, after the activations of the others are freed
-            return {"train.activation_checkpointing": {"modules": list(blocks[:k])}}
-
-        best = self._first_that_fits(range(1, len(blocks)), of_first)
-        if best is None or not self._fits(of_first(best)):
-            return None
-        return _Change(f"recompute the activations of {best} of {len(blocks)} blocks", of_first(best), Effect.NONE)
+    def _recomputation(self) -> Iterator[_Change]:
+        if blocks := self._planner.blocks:
+            yield SQRT
+            setting = {"modules": list(blocks), "save": "matmuls"}
+            yield _Change(WITHOUT_MATMULS, {KEY: setting}, Effect.NONE)
+        choice = cheapest_choice(self._planner, self._budget, rows=self._measured)
+        if choice and choice.setting != "none":
+            yield _Change(choice.text, choice.changes, Effect.NONE)
 
     def _first_that_fits(self, values: Sequence[int], changes: Callable[[int], dict[str, Any]]) -> int | None:
         """Return the first of some values whose changes fit, where later values save more; the last if none fits."""
@@ -202,7 +207,7 @@ class Advisor:
     def _advice(self, change: _Change) -> Advice | None:
         try:
             plan = self._plan(change.changes)
-        except ConfigError:  # the settings do not go together, such as the options of another optimizer
+        except GradwatchError:  # the settings do not go together, such as the options of another optimizer
             return None
         return Advice(
             text=change.text,
@@ -210,14 +215,14 @@ class Advisor:
             effect=change.effect,
             plan=plan,
             saved_bytes=self._plain.peak_bytes - plan.peak_bytes,
-            extra_flops=plan.flops / self._plain.flops - 1 if self._plain.flops else 0.0,
+            extra_work=plan.work / self._plain.work - 1 if self._plain.work else 0.0,
             fits=plan.peak_bytes <= self._budget,
         )
 
     def _fits(self, changes: Mapping[str, Any]) -> bool:
         try:
             return self._peak(changes) <= self._budget
-        except ConfigError:
+        except GradwatchError:
             return False
 
     def _peak(self, changes: Mapping[str, Any]) -> int:
@@ -228,9 +233,7 @@ class Advisor:
         return self._planner.plan(changes)
 
 
-SQRT = _Change(
-    "recompute activations in segments of sqrt(blocks)", {"train.activation_checkpointing": "sqrt"}, Effect.NONE
-)
+SQRT = _Change("recompute activations in segments of sqrt(blocks)", {KEY: "sqrt"}, Effect.NONE)
 BF16 = _Change("run the passes in bf16", {"train.precision": "bf16"}, Effect.ROUNDING)
 SGD = _Change(
     "take SGD, with one moment for each weight; tune its rate",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import final
 
@@ -97,6 +98,11 @@ class Ledger:
             return 0
         self._move(block, Purpose.ACTIVATIONS)
         return block.nbytes
+
+    def unsaved_bytes(self, tensors: Iterable[Tensor]) -> int:
+        """Return the bytes of the storages of some tensors that neither the graph nor the model holds."""
+        blocks = {id(block): block for tensor in tensors if (block := self._block(tensor))}
+        return sum(b.nbytes for b in blocks.values() if not b.saves and b.part is Purpose.TEMPORARIES)
 
     def release(self, tensor: Tensor) -> None:
         """Note that a node of the autograd graph no longer holds a tensor."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, final
 
 import torch
@@ -28,15 +29,21 @@ class ModuleRecorder:
     Args:
         model: The model.
         ledger: Its phase is set: `forward`, `loss` after the outermost module, and `backward`.
-        flops: Returns the number of floating-point operations so far.
+        work: Returns the floating-point operations and the moved bytes so far.
         clock: Returns the time in seconds, after waiting for the device; None measures no time.
     """
 
     def __init__(
-        self, model: nn.Module, *, ledger: Ledger, flops: Callable[[], int], clock: Callable[[], float] | None
+        self,
+        model: nn.Module,
+        *,
+        ledger: Ledger,
+        work: Callable[[], tuple[int, int]],
+        clock: Callable[[], float] | None,
     ) -> None:
         self._model = model
-        self._ledger, self._flops, self._clock = ledger, flops, clock
+        self._ledger, self._work, self._clock = ledger, work, clock
+        self._calls = 0
         self._stack: list[_Call] = []
         self._tracker = ModuleTracker()  # knows whether the autograd engine is running
         self._claimed: set[Node] = set()
@@ -90,11 +97,23 @@ class ModuleRecorder:
             if not self._stack:
                 if self._ledger.phase in ("backward", "update"):  # a new micro-batch or step
                     self.rows = self._empty_rows()
+                    self._calls = 0
                 self._ledger.phase = "forward"
             inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
             row = self.rows[name]
             row.inputs = row.inputs or _shapes(inputs)
-            self._stack.append(_Call(name, self._flops(), self._clock() if self._clock else math.nan, inputs))
+            row.input_bytes += self._ledger.unsaved_bytes(inputs)
+            row.order, row.is_repeatable = (self._calls, True) if row.order < 0 else (row.order, False)
+            self._calls += 1
+            self._stack.append(
+                _Call(
+                    name=name,
+                    work=self._work(),
+                    begin=self._clock() if self._clock else math.nan,
+                    inputs=inputs,
+                    versions=[tensor._version for tensor in inputs],
+                )
+            )
 
         return enter
 
@@ -105,7 +124,10 @@ class ModuleRecorder:
         outputs = [x for x in tree_leaves(output) if isinstance(x, Tensor)]
         row = self.rows[call.name]
         row.outputs = row.outputs or _shapes(outputs)
-        row.flops += self._flops() - call.flops
+        flops, moved_bytes = self._work()
+        row.flops += flops - call.work[0]
+        row.moved_bytes += moved_bytes - call.work[1]
+        row.is_repeatable &= call.versions == [tensor._version for tensor in call.inputs]
         if self._clock:
             row.forward_ms += 1e3 * (self._clock() - call.begin)
             self._time_backward([*(c.name for c in self._stack), call.name], outputs, call.inputs)
@@ -137,14 +159,15 @@ class ModuleRecorder:
             node.register_hook(end)
 
 
-@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Call:
-    """A running call of a module."""
+    """A running call of a module; `work`, `begin` and `versions` are as it began."""
 
-    __slots__ = ("begin", "flops", "inputs", "name")
-
-    def __init__(self, name: str, flops: int, begin: float, inputs: list[Tensor]) -> None:
-        self.name, self.flops, self.begin, self.inputs = name, flops, begin, inputs
+    name: str
+    work: tuple[int, int]
+    begin: float
+    inputs: list[Tensor]
+    versions: list[int]
 
 
 def _shapes(tensors: list[Tensor]) -> Shapes:

@@ -7,6 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 Shapes = tuple[tuple[int, ...], ...]
+FLOPS_PER_BYTE = {"cuda": 100.0}
+"""Operations that a type of device makes in the time in which it moves a byte, by order of magnitude."""
+
+
+def work(flops: int, moved_bytes: int, device: str) -> float:
+    """Return the work of a device in operations: those of matrix products, and moving the bytes of all others."""
+    return flops + FLOPS_PER_BYTE.get(device, 10.0) * moved_bytes
 
 
 @final
@@ -23,9 +30,14 @@ class ModuleRow:
         saved_bytes: Bytes that the graph keeps for its backward pass, each storage counted where it is saved first.
         saved_tensors: Tensors that the graph keeps.
         saved_views: Of these, tensors in a storage that is kept anyway: a view, an input saved before, or a weight.
-        flops: Floating-point operations of its forward pass.
+        input_bytes: Bytes of the inputs that nothing else has saved: what stays if the module is recomputed.
+        flops: Floating-point operations of its forward pass: what it costs to recompute the module, together with
+            `moved_bytes`.
+        moved_bytes: Bytes that its other operations read and write in its forward pass.
         forward_ms: Time of its forward pass; nan if the step was traced without data.
         backward_ms: Time of its backward pass, as `forward_ms`.
+        order: Number of its first call among the calls of all modules; -1 if it was not called.
+        is_repeatable: Whether it was called once, and left its inputs as they were.
     """
 
     name: str
@@ -36,9 +48,13 @@ class ModuleRow:
     saved_bytes: int = 0
     saved_tensors: int = 0
     saved_views: int = 0
+    input_bytes: int = 0
     flops: int = 0
+    moved_bytes: int = 0
     forward_ms: float = math.nan
     backward_ms: float = math.nan
+    order: int = -1
+    is_repeatable: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as plain data; a time that was not measured is null."""
@@ -52,7 +68,9 @@ class ModuleRow:
             "saved_bytes": self.saved_bytes,
             "saved_tensors": self.saved_tensors,
             "saved_views": self.saved_views,
+            "input_bytes": self.input_bytes,
             "flops": self.flops,
+            "moved_bytes": self.moved_bytes,
         } | {key: None if math.isnan(ms) else ms for key, ms in times.items()}
 
 
@@ -70,6 +88,7 @@ class Plan:
         at_peak: Bytes of each part at the peak; their sum is the peak.
         phase: Phase of the peak: `forward`, `loss`, `backward` or `update`.
         flops: Floating-point operations of the whole step.
+        moved_bytes: Bytes that its other operations read and write.
         device: Type of the device that is counted.
         is_traced: Whether the step was traced without data, not run.
         notes: Sentences on what the plan leaves out.
@@ -82,9 +101,15 @@ class Plan:
     at_peak: dict[str, int]
     phase: str
     flops: int
+    moved_bytes: int
     device: str
     is_traced: bool
     notes: tuple[str, ...] = field(default=())
+
+    @property
+    def work(self) -> float:
+        """Return the work of the step in operations, by which steps are compared."""
+        return work(self.flops, self.moved_bytes, self.device)
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain data."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -51,9 +52,15 @@ def trace(
     _label_state(ledger, optimizer)
     tracker = StorageTracker(ledger)
     recorder = ModuleRecorder(
-        model, ledger=ledger, flops=lambda: tracker.flops, clock=None if mode else wall_clock(device)
+        model,
+        ledger=ledger,
+        work=lambda: (tracker.flops, tracker.moved_bytes),
+        clock=None if mode else wall_clock(device),
     )
     with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        # what `save: matmuls` keeps is counted as any other tensor
+        warnings.filterwarnings("ignore", message="A saved_tensors_hooks context")
         stack.enter_context(_labelled(ledger, model, optimizer))
         stack.enter_context(recorder)
         if mode:
@@ -63,7 +70,7 @@ def trace(
         run(0)
         gc.collect()  # first calls leave frames in reference cycles, which hold tensors
         ledger.restart()
-        before = tracker.flops
+        before, moved_before = tracker.flops, tracker.moved_bytes
         times = run(1)
     return Plan(
         peak_bytes=ledger.peak,
@@ -73,6 +80,7 @@ def trace(
         at_peak={part.value: nbytes for part, nbytes in ledger.at_peak.items()},
         phase=ledger.peak_phase,
         flops=round(times * (tracker.flops - before)),
+        moved_bytes=round(times * (tracker.moved_bytes - moved_before)),
         device=device.type,
         is_traced=mode is not None,
         notes=notes,

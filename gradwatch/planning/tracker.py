@@ -50,12 +50,14 @@ class StorageTracker(TorchDispatchMode):
 
     Attributes:
         flops: Operations so far, by torch's own formulas. Its FlopCounterMode would keep tensors alive.
+        moved_bytes: Bytes that the operations without a formula, except views, have read and written so far.
     """
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch does not annotate it
         self._ledger = ledger
         self.flops = 0
+        self.moved_bytes = 0
         self._overflows: list[Tensor] = []
 
     def __torch_dispatch__(
@@ -64,20 +66,22 @@ class StorageTracker(TorchDispatchMode):
         """Run an operation and count its tensors."""
         if func is torch.ops.prim.device.default:  # a question about a tensor, and half of all calls
             return func(*args)
-        for tensor in tree_leaves((args, kwargs)):
-            if isinstance(tensor, Tensor):
-                self._ledger.add(tensor)
+        inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        for tensor in inputs:
+            self._ledger.add(tensor)
         if func is aten._amp_foreach_non_finite_check_and_unscale_.default:
             self._overflows.append(args[1])
         try:
             out = func(*args, **(kwargs or {}))
         except (DataDependentOutputException, DynamicOutputShapeException):
             out = self._without_data(func, args)
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, Tensor):
-                self._ledger.add(tensor)
+        outputs = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
+        for tensor in outputs:
+            self._ledger.add(tensor)
         if formula := FORMULAS.get(func.overloadpacket):
             self.flops += formula(*args, **(kwargs or {}), out_val=out)
+        elif not func.is_view:
+            self.moved_bytes += sum(tensor.numel() * tensor.itemsize for tensor in (*inputs, *outputs))
         return out
 
     def _without_data(self, func: Any, args: tuple[Any, ...]) -> Any:

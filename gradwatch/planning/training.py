@@ -46,6 +46,7 @@ class ConfigPlanner:
 
     def __init__(self, load: Callable[[Changes], Config]) -> None:
         self._load = load
+        self._settled: Changes = {}
         self.config = load({})
         self._notes: list[str] = []
         self._on_cpu: dict[str, Any] = {}
@@ -67,8 +68,18 @@ class ConfigPlanner:
         self.has_batch_norm = any(isinstance(module, _BatchNorm) for module in training.model.modules())
         self._plans: dict[str, Plan] = {}
 
+    def settle(self, changes: Changes) -> None:
+        """Plan with some changes from now on."""
+        self._settled = {**self._settled, **changes}
+        self.config = self._load(self._settled)
+        self._plans.clear()
+
     def plan(self, changes: Changes | None = None) -> Plan:
-        """Return the plan of the config with some changes, traced without data if the step allows it."""
+        """Return the plan of the config with some changes, traced without data if the step allows it.
+
+        Raises:
+            GradwatchError: The settings do not fit together, or the step cannot be traced because of the changes.
+        """
         changes = changes or {}
         if repr(changes) not in self._plans:
             self._plans[repr(changes)] = self._plan(changes)
@@ -91,6 +102,8 @@ class ConfigPlanner:
                 raise  # a mistake that training would report too
             except Exception as error:  # models of users may do anything that a tensor without data does not allow
                 reason = raised(error)
+            if changes and self.plan().is_traced:  # running it could take more memory than there is
+                raise GradwatchError(f"the step cannot be traced with {dict(changes)}: {reason}")
             training = self._build(changes, None)
             window = self._window(training, None)
             return self._traced(
@@ -99,7 +112,7 @@ class ConfigPlanner:
 
     def _build(self, changes: Changes, mode: FakeTensorMode | None) -> TrainingState:
         # in this process: one batch is read, and workers take seconds to start
-        config = self._load({**changes, **self._on_cpu, "data.workers": 0})
+        config = self._load({**self._settled, **changes, **self._on_cpu, "data.workers": 0})
         if mode is None:
             return TrainingState.build(config, splits=self._splits)
         # created on the device, because a module cannot move tensors without data

@@ -5,10 +5,20 @@ from types import SimpleNamespace
 import pytest
 
 from gradwatch.planning.advice import Advisor, Effect
-from gradwatch.planning.result import Plan
+from gradwatch.planning.result import ModuleRow, Plan
 
 WEIGHTS, SAMPLE, BLOCKS = 1000, 100, 4
 """Bytes of the weights, and of the activations of a sample in a block."""
+
+
+def rows(nbytes):
+    """Return the rows of a model and its blocks, of which each saves some bytes for 10 operations."""
+    model = ModuleRow(name="", type="Net", saved_bytes=BLOCKS * nbytes, flops=10 * BLOCKS, order=0)
+    work = {"flops": 10, "moved_bytes": 10}
+    blocks = [
+        ModuleRow(name=f"blocks.{i}", type="Block", saved_bytes=nbytes, order=i + 1, **work) for i in range(BLOCKS)
+    ]
+    return (model, *blocks)
 
 
 class KnownMemory:
@@ -28,7 +38,12 @@ class KnownMemory:
         changes = changes or {}
         self.planned.append(changes)
         choice = changes.get("train.activation_checkpointing", "none")
-        recomputed = {"none": 0, "sqrt": 2}[choice] if isinstance(choice, str) else len(choice["modules"])
+        if isinstance(choice, str):
+            recomputed = {"none": 0, "sqrt": 2}[choice]
+        elif "every" in choice or "save" in choice:
+            recomputed = 2
+        else:
+            recomputed = len(choice["modules"])
         moments = 1 if "optim.name" in changes else 2
         batch, half = changes.get("data.batch_size", 32), "train.precision" in changes
         activations = batch * SAMPLE * (BLOCKS - recomputed) // (1 + half)
@@ -37,9 +52,10 @@ class KnownMemory:
             peak_bytes=peak,
             parameters=0,
             parts={},
-            modules=(),
+            modules=rows(batch * SAMPLE),
             at_peak={},
             phase="backward",
+            moved_bytes=0,
             flops=batch * changes.get("train.accumulate", 1) * (3 * BLOCKS + recomputed),
             device="cpu",
             is_traced=True,
@@ -74,16 +90,16 @@ def test_accumulation_is_cheapest_because_it_computes_nothing_twice(planner):
 
     assert not advised.fits
     assert advised.cheapest.changes == {"data.batch_size": 8, "train.accumulate": 4}
-    assert advised.cheapest.extra_flops == 0
+    assert advised.cheapest.extra_work == 0
     assert advised.cheapest.saved_bytes == 24 * SAMPLE * BLOCKS
 
 
-def test_with_batch_norm_the_fewest_blocks_are_recomputed_instead():
+def test_with_batch_norm_the_fewest_modules_are_recomputed_instead():
     advised = advise(KnownMemory(batch_norm=True), 4 * WEIGHTS + 32 * SAMPLE * (BLOCKS - 1))
 
     assert advised.cheapest.changes == {"train.activation_checkpointing": {"modules": ["blocks.0"]}}
     assert advised.cheapest.effect is Effect.NONE
-    assert advised.cheapest.extra_flops == pytest.approx(1 / (3 * BLOCKS))
+    assert advised.cheapest.extra_work == pytest.approx(1 / (3 * BLOCKS))
 
 
 def test_changes_are_joined_if_none_fits_alone(planner):

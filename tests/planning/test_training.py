@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from gradwatch.config.load import load_config
+from gradwatch.errors import GradwatchError
+from gradwatch.planning.checkpointing import settle
 from gradwatch.planning.training import ConfigPlanner
 from gradwatch.train.training_state import TrainingState
 
@@ -72,6 +74,33 @@ def test_activations_are_what_the_settings_change(planner):
     # the products of the blocks run once more: a third of their passes
     assert plain.flops < checkpointed.flops < 4 / 3 * plain.flops
     assert checkpointed.parts["weights"] == plain.parts["weights"] == 4 * plain.parameters
+
+
+@pytest.fixture(scope="module")
+def frugal(planner, load):
+    """Return the planner of the config with a budget of 70 % of its peak, and the choice for it."""
+    budget = int(0.7 * planner.plan().peak_bytes)
+    section = {"train.activation_checkpointing": {"budget": f"{budget}B"}}
+    other = ConfigPlanner(lambda changes: load({**section, **changes}))
+    return other, settle(other), budget
+
+
+def test_the_choice_for_a_budget_fits_and_recomputes_no_more_than_it_must(frugal, planner):
+    other, choice, budget = frugal
+    names = choice.setting["modules"]
+
+    assert other.config.train.activation_checkpointing.modules == tuple(names)
+    assert choice.plan.peak_bytes <= budget
+    for name in names:
+        fewer = {"train.activation_checkpointing": {"modules": [other for other in names if other != name] or ["norm"]}}
+        assert planner.plan(fewer).peak_bytes > budget
+
+
+def test_a_budget_that_no_choice_meets_is_a_mistake_with_a_way_out(load):
+    section = {"train.activation_checkpointing": {"budget": "1kB"}}
+
+    with pytest.raises(GradwatchError, match=r"budget: got 1kB, but the training takes .* gradwatch plan CONFIG"):
+        settle(ConfigPlanner(lambda changes: load({**section, **changes})))
 
 
 def test_planning_draws_no_random_numbers_and_measuring_gives_times(load):

@@ -76,14 +76,14 @@ def print_advice(console: Console, advised: Advised, *, patch: Path | None) -> N
     table = Table.grid(padding=(0, 2, 0, 0))
     for i in range(5):
         table.add_column(justify="right" if 0 < i < 4 else "left", overflow="fold")
-    table.add_row(*(Text(title, "dim") for title in ("change", "peak", "saves", "more FLOPs", "")))
+    table.add_row(*(Text(title, "dim") for title in ("change", "peak", "saves", "more work", "")))
     for advice in advised.changes:
         verdict = Text("fits", OK) if advice.fits else Text("does not fit", SEVERITY[Severity.WARNING])
         table.add_row(
             advice.text,
             shown_size(advice.plan.peak_bytes),
             shown_size(advice.saved_bytes),
-            f"{100 * advice.extra_flops:.0f} %",
+            f"{round(100 * advice.extra_work):d} %",
             Text.assemble(verdict, f", {EFFECTS[advice.effect]}"),
         )
     if advised.changes:
