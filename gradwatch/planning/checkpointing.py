@@ -21,7 +21,7 @@ MAX_LIMITS = 6
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class RecomputeChoice:
     """A setting of activation checkpointing, with its plan.
 
     Args:
@@ -40,7 +40,7 @@ class Choice:
         return {KEY: self.setting}
 
 
-def cheapest_choice(planner: ConfigPlanner, budget: int, *, rows: Plan | None = None) -> Choice | None:
+def cheapest_choice(planner: ConfigPlanner, budget: int, *, rows: Plan | None = None) -> RecomputeChoice | None:
     """Return the choice that fits into a budget and costs least, or None if none fits.
 
     Args:
@@ -50,7 +50,7 @@ def cheapest_choice(planner: ConfigPlanner, budget: int, *, rows: Plan | None = 
     """
     plain = planner.plan()
     if plain.peak_bytes <= budget:
-        return Choice(setting="none", text="recompute nothing", plan=plain)
+        return RecomputeChoice(setting="none", text="recompute nothing", plan=plain)
     tree = ModuleTree.of((rows or plain).modules)
     modules = _fitting_modules(planner, tree, budget)
     selective = _without_matmuls(planner)
@@ -64,7 +64,7 @@ def cheapest_choice(planner: ConfigPlanner, budget: int, *, rows: Plan | None = 
     return modules or _fitting_segments(planner, budget)
 
 
-def settle(planner: ConfigPlanner) -> Choice | None:
+def settle(planner: ConfigPlanner) -> RecomputeChoice | None:
     """Choose for the budget in the planner's config, and let the planner plan with the choice from now on.
 
     Returns:
@@ -93,7 +93,7 @@ def settle(planner: ConfigPlanner) -> Choice | None:
     return choice
 
 
-def _fitting_modules(planner: ConfigPlanner, tree: ModuleTree, budget: int) -> Choice | None:
+def _fitting_modules(planner: ConfigPlanner, tree: ModuleTree, budget: int) -> RecomputeChoice | None:
     """Return the cheapest choice of modules whose plan fits.
 
     What the step needs beside its saved activations differs from choice to choice. So the limit of the activations
@@ -102,7 +102,7 @@ def _fitting_modules(planner: ConfigPlanner, tree: ModuleTree, budget: int) -> C
     plain = planner.plan()
     fits, exceeds = 0, tree.row.saved_bytes
     limit = exceeds - (plain.peak_bytes - budget)
-    best: Choice | None = None
+    best: RecomputeChoice | None = None
     tried: dict[tuple[str, ...], Plan | None] = {}
     for _ in range(MAX_LIMITS):
         limit = min(max(limit, fits), exceeds)
@@ -118,7 +118,7 @@ def _fitting_modules(planner: ConfigPlanner, tree: ModuleTree, budget: int) -> C
         if plan.peak_bytes <= budget:
             fits, count = limit, len(modules)
             text = f"recompute the activations of {count} module{'s' * (count > 1)}"
-            best = Choice(setting={"modules": list(modules)}, text=text, plan=plan)
+            best = RecomputeChoice(setting={"modules": list(modules)}, text=text, plan=plan)
         else:
             exceeds = limit
         limit += budget - plan.peak_bytes
@@ -127,21 +127,23 @@ def _fitting_modules(planner: ConfigPlanner, tree: ModuleTree, budget: int) -> C
     return best
 
 
-def _without_matmuls(planner: ConfigPlanner) -> Choice | None:
+def _without_matmuls(planner: ConfigPlanner) -> RecomputeChoice | None:
     """Return the choice that recomputes all blocks but keeps their matrix products, if the blocks can run twice."""
     setting = {"modules": list(planner.blocks), "save": "matmuls"}
     plan = _planned(planner, setting) if planner.blocks else None
-    return plan and Choice(setting=setting, text=WITHOUT_MATMULS, plan=plan)
+    return plan and RecomputeChoice(setting=setting, text=WITHOUT_MATMULS, plan=plan)
 
 
-def _fitting_segments(planner: ConfigPlanner, budget: int) -> Choice | None:
+def _fitting_segments(planner: ConfigPlanner, budget: int) -> RecomputeChoice | None:
     """Return the longest segments of blocks that fit, by which the fewest blocks are recomputed."""
     count = len(planner.blocks)
     lengths = sorted(range(1, count // 2 + 1), key=lambda k: abs(k - math.sqrt(count)))
     for k in sorted(lengths[:MAX_LIMITS], reverse=True):
         plan = _planned(planner, {"every": k})
         if plan and plan.peak_bytes <= budget:
-            return Choice(setting={"every": k}, text=f"recompute activations in segments of {k} blocks", plan=plan)
+            return RecomputeChoice(
+                setting={"every": k}, text=f"recompute activations in segments of {k} blocks", plan=plan
+            )
     return None
 
 
