@@ -92,6 +92,10 @@ class CheckpointError(GradwatchError):
     """A checkpoint that is missing, damaged or does not fit the model."""
 
 
+class OutOfMemory(GradwatchError):
+    """A training from a config that ended because an allocation failed."""
+
+
 class RankError(GradwatchError):
     """The end of a rank because another rank has failed.
 

@@ -631,6 +631,39 @@ SHARDS_WHOLE = EventKind(
     text="the statistics of sharded parameters are those of whole parameters again",
 )
 
+# Memory.
+
+GRAPH_KEPT = EventKind(
+    name="graph-kept",
+    meaning="The autograd graphs of several successive steps are still alive many steps later.",
+    values={"since": "first of these steps", "steps": "number of these steps"},
+    text="the autograd graph of every step since step {since:.0f} is kept in memory{by}",
+)
+EVALUATED_WITH_GRAPH = EventKind(
+    name="evaluated-with-graph",
+    meaning="Forward passes in evaluation mode built autograd graphs, and no backward pass followed.",
+    values={"passes": "number of these passes"},
+    text="{passes:.0f} forward passes in evaluation mode built an autograd graph that nothing used{at}",
+)
+MEMORY_GROWS = EventKind(
+    name="memory-grows",
+    meaning="The memory in use grows steadily, and would be full after as many steps as were seen.",
+    values={"rate": "bytes per step", "used": "bytes in use", "left": "bytes that are free", "steps": "steps left"},
+    text="the memory grows by {megabytes:.3g} MB a step, and is full in about {steps:,.0f} steps",
+)
+MEMORY_FRAGMENTED = EventKind(
+    name="memory-fragmented",
+    meaning="The CUDA allocator had to free its cache and try again, with much of its memory in unusable pieces.",
+    values={"split": "bytes in pieces of split blocks", "reserved": "bytes reserved", "retries": "retries so far"},
+    text="{gigabytes:.3g} of {of:.3g} GB reserved are unusable pieces, and {retries:.0f} allocations were tried again",
+)
+OUT_OF_MEMORY = EventKind(
+    name="out-of-memory",
+    meaning="An allocation failed, which ended the training.",
+    values={"requested": "bytes requested; -1 if unknown", "used": "bytes in use; -1 if unknown"},
+    text="{reason}",
+)
+
 # The monitor, the run directory and the training.
 
 THINNED = EventKind(

@@ -149,7 +149,7 @@ def command(
     run = run_or_newest(run, command="diagnose")
     history = with_settings(read(run), run)
     history.ending = ending_of(run)
-    if note := _way_on(run, history.ending) if history.step >= 0 else _restart(run):
+    if note := _way_on(run, history.ending) if history.step >= 0 or history.findings else _restart(run):
         print_message("note", note)
     if redetect or overrides:
         history = _redetected(history, run, overrides or [])

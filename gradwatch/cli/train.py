@@ -13,7 +13,7 @@ from gradwatch.cli.command import suggest_set
 from gradwatch.cli.options import INTERRUPTED, OUTPUT, FailOnOption, SetFileOption, SetOption, exit_code
 from gradwatch.cli.output.console import print_message
 from gradwatch.cli.output.errors import show_notes
-from gradwatch.errors import GradwatchError, RunError, did_you_mean
+from gradwatch.errors import GradwatchError, OutOfMemory, RunError, did_you_mean
 
 if TYPE_CHECKING:
     from gradwatch.config.sections.root import Config
@@ -74,6 +74,12 @@ def command(
 
         checked = _settled(checked, lambda given: load_config(file, given, changes=set_files or []), overrides or [])
         outcome = train(checked, resume=resume, log_format=log_format)
+    except OutOfMemory as error:
+        if ranks.is_printing_rank():
+            from gradwatch.cli.output.out_of_memory import print_failed_step
+
+            print_failed_step(error, file, overrides or [], set_files or [])
+        raise
     except KeyboardInterrupt as quit_at_once:  # the second Ctrl-C, or one before training
         if not hasattr(quit_at_once, "__notes__"):
             quit_at_once.add_note("interrupted before training began; nothing was lost")

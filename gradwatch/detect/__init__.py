@@ -14,7 +14,7 @@ from gradwatch import plugins
 from gradwatch.history.store import History, Rows
 from gradwatch.records import Finding
 
-FAMILIES = ("numerics", "gradients", "activations", "updates", "optimizer", "data_and_loss", "ranks")
+FAMILIES = ("numerics", "gradients", "activations", "updates", "optimizer", "data_and_loss", "ranks", "memory")
 """Sub-packages that hold detectors, in the order of the detector codes."""
 
 
@@ -118,6 +118,13 @@ class RankDetector(Detector, Protocol):
     """
 
     patience: int
+
+
+@runtime_checkable
+class EndDetector(Detector, Protocol):
+    """A detector that runs once more at the end: what it looks for may happen after the last step, or end the run."""
+
+    runs_at_end: ClassVar[bool]
 
 
 @runtime_checkable

@@ -78,6 +78,11 @@ class CauseId(enum.StrEnum):
     DIFFERENT_RATES = "different-rates"
     OWN_STATISTICS = "own-statistics"
     EQUAL_SEEDS = "equal-seeds"
+    KEPT_GRAPHS = "kept-graphs"
+    EVALUATION_GRAPHS = "evaluation-graphs"
+    GROWING_COLLECTION = "growing-collection"
+    FRAGMENTED_MEMORY = "fragmented-memory"
+    STEP_TOO_LARGE = "step-too-large"
 
 
 @final
@@ -118,6 +123,8 @@ DDP = (
     "PyTorch, DistributedDataParallel, "
     "https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html"
 )
+
+MEMORY_FAQ = "PyTorch, Frequently Asked Questions, https://pytorch.org/docs/stable/notes/faq.html"
 
 CAUSES: tuple[Cause, ...] = (
     Cause(
@@ -1002,6 +1009,55 @@ CAUSES: tuple[Cause, ...] = (
         confirm="Print torch.initial_seed() on each rank.",
         remedies=("seed_by_rank",),
         source="PyTorch, Reproducibility, https://pytorch.org/docs/stable/notes/randomness.html",
+    ),
+    Cause(
+        id=CauseId.KEPT_GRAPHS,
+        name="tensors that are kept with their graphs",
+        leads={"graph-leak": 20},
+        explains={"memory-growth": 8, "out-of-memory": 3},
+        because="A tensor with a graph keeps the graph of its whole history alive.",
+        confirm="Print the grad_fn of what is kept: it must be None.",
+        remedies=("detach_kept",),
+        source=MEMORY_FAQ,
+    ),
+    Cause(
+        id=CauseId.EVALUATION_GRAPHS,
+        name="an evaluation with autograd on",
+        leads={"evaluation-with-graph": 20},
+        explains={"out-of-memory": 1.5},
+        because="Autograd keeps the activations of every pass for a backward pass that never comes.",
+        confirm="Print torch.is_grad_enabled() in the evaluation: it must be False.",
+        remedies=("no_grad",),
+        source="PyTorch, Autograd mechanics, https://pytorch.org/docs/stable/notes/autograd.html",
+    ),
+    Cause(
+        id=CauseId.GROWING_COLLECTION,
+        name="a collection that grows at every step",
+        leads={"memory-growth": 4},
+        explains={"out-of-memory": 3},
+        because="Memory in use grows by the same amount in each part of the run, which no training step needs.",
+        confirm="Print the lengths of the lists and dictionaries of the loop every 100 steps.",
+        remedies=("bound_collection",),
+        source=MEMORY_FAQ,
+    ),
+    Cause(
+        id=CauseId.FRAGMENTED_MEMORY,
+        name="allocations of many sizes",
+        leads={"memory-fragmentation": 10},
+        explains={"out-of-memory": 2},
+        because="The allocator splits its blocks for batches of one size, and the pieces do not fit the next size.",
+        confirm="Print torch.cuda.memory_summary() and compare inactive with reserved memory.",
+        remedies=("expandable_segments",),
+        source="PyTorch, CUDA semantics, https://pytorch.org/docs/stable/notes/cuda.html",
+    ),
+    Cause(
+        id=CauseId.STEP_TOO_LARGE,
+        name="a step that needs more memory than there is",
+        leads={"out-of-memory": 4},
+        because="The weights, the state of the optimizer and the activations of one batch do not fit together.",
+        confirm="Plan the step: gradwatch plan CONFIG, or gradwatch.plan(model, step, *batch, optimizer=optimizer).",
+        remedies=("smaller_batch", "bf16"),
+        source=MEMORY_FAQ,
     ),
 )
 """All known causes. A kind that leads to no cause is reported as unexplained, with a hint what to check."""

@@ -76,6 +76,8 @@ STEEP = 1e3
 
 def conditions_of(history: History, leading: Finding) -> frozenset[Condition]:
     """Return the conditions that hold for a finding; `Condition` defines them."""
+    if history.step < 0:  # the first step ran out of memory: it has no numbers
+        return frozenset()
     holds = {
         **_of_model(history),
         **_of_layer(history, leading),

@@ -284,6 +284,20 @@ KNOWN: dict[str, Build] = {
     "seed_by_rank": _either(
         "seed each rank differently, after the model is made", "torch.manual_seed(seed + torch.distributed.get_rank())"
     ),
+    "detach_kept": _either(
+        "keep numbers or detached tensors beyond a step", "total += loss.detach()  # not: total += loss"
+    ),
+    "no_grad": _either("evaluate without autograd", "with torch.inference_mode():\n    output = model(inputs)"),
+    "bound_collection": _either(
+        "keep a fixed number of items, or write them to disk", "recent = collections.deque(maxlen=1000)"
+    ),
+    "expandable_segments": _either(
+        "let the allocator extend its blocks: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment"
+    ),
+    "smaller_batch": _either(
+        "take smaller batches, and accumulate the gradients of several",
+        "(loss / 2).backward()  # of each half of the batch, before one optimizer.step()",
+    ),
     "drop_activation": _either(
         "return logits from {where}: remove the softmax or sigmoid from forward, and apply it to the predictions only",
         own_code.output_code,

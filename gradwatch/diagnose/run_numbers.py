@@ -58,7 +58,7 @@ class RunNumbers:
 
 
 def measure_run(history: History, *, until: int) -> RunNumbers:
-    """Return the numbers of a history with at least one step.
+    """Return the numbers of a history.
 
     Args:
         history: History of the run.
@@ -75,7 +75,7 @@ def measure_run(history: History, *, until: int) -> RunNumbers:
     medians_T = np.nanmedian(ratio_T, axis=1)
     newest = ratio_T[-1][np.isfinite(ratio_T[-1])] if len(ratio_T) else ratio_T
     return RunNumbers(
-        steady_rate=float(np.fmax.reduce(rate_T[: len(rate_T) if jump is None else jump])),
+        steady_rate=float(np.fmax.reduce(rate_T[: len(rate_T) if jump is None else jump], initial=math.nan)),
         jumped_at=None if jump is None else int(steps_T[jump]),
         usual_norm=float(np.median(usual_T)) if len(usual_T) else math.nan,
         update_ratio=float(np.median(newest)) if len(newest) else math.nan,

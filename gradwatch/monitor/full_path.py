@@ -17,6 +17,7 @@ from gradwatch.monitor.fast_path import FastPath
 from gradwatch.monitor.host_stats import LossAverage, PeakMemory, to_number
 from gradwatch.monitor.readings.batch_reader import BatchReader
 from gradwatch.monitor.readings.collector import Collector
+from gradwatch.monitor.readings.memory_watch import MemoryWatch
 from gradwatch.monitor.row import PendingRow
 from gradwatch.monitor.row_queue import RowQueue
 from gradwatch.probe.gradients.micro_batch import MicroBatchProbe
@@ -51,7 +52,14 @@ class FullPath:
         self._counter, self._meter, self._events = context.counter, context.meter, context.events
         self._micro_batch, self._keeper = micro_batch, keeper
         self._accumulation = AccumulationTracker(context.accumulate)
-        self._memory = PeakMemory(memory_device, context.attempts)
+        watch = MemoryWatch(
+            memory_device,
+            total_steps=context.pipeline.history.info.total_steps,
+            known=context.pipeline.history.events,
+            emit=context.pipeline.add_event,
+            attempts=context.attempts,
+        )
+        self._memory = PeakMemory(memory_device, context.attempts, lambda: watch.read(self._counter.step))
         self._losses = LossAverage(collector.device if context.is_deferred else None)
         self._batches = BatchReader(collector.device, context)
         self._num_findings = len(context.pipeline.findings)

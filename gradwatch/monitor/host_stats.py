@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, final
 
@@ -62,10 +62,12 @@ class PeakMemory:
     Args:
         device: A CUDA device, or None.
         attempts: Counts the failures of each feature.
+        on_reading: Called after each reading.
     """
 
-    def __init__(self, device: torch.device | None, attempts: Attempts) -> None:
+    def __init__(self, device: torch.device | None, attempts: Attempts, on_reading: Callable[[], object]) -> None:
         self.attempts = attempts
+        self._on_reading = on_reading
         self._device = device
         self._bytes = math.nan
         self._read_at = -math.inf
@@ -75,6 +77,7 @@ class PeakMemory:
         if clock - self._read_at >= MEMORY_INTERVAL_S:
             self._read_at = clock
             self._read()
+            self._on_reading()
         return self._bytes
 
     def deadline(self, clock: float) -> float:

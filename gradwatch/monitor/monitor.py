@@ -32,6 +32,7 @@ from gradwatch.probe.activations.probe import ActivationProbe
 from gradwatch.probe.gradients.micro_batch import MicroBatchProbe
 from gradwatch.probe.inert_hook import Removable
 from gradwatch.probe.inspections import Inspections
+from gradwatch.probe.memory.out_of_memory import describe_out_of_memory, is_out_of_memory
 from gradwatch.records import Diagnosis, Finding, Lines
 from gradwatch.render.common.summary_lines import summary_text
 from gradwatch.render.own_loop.finding_handler import FindingStop
@@ -271,6 +272,12 @@ class Monitor:
             self._stop.raise_finding()
         return self._diagnoses
 
+    @best_effort("the error that ends the training", is_final=True)
+    def record_failure(self, error: BaseException | None) -> None:
+        """Record the exception that ends the training if it says that the memory is full. `close` comes after it."""
+        if error is not None and is_out_of_memory(error):
+            self.pipeline.add_event(describe_out_of_memory(error).at(max(self.next_step - 1, 0)))
+
     def __enter__(self) -> Monitor:
         return self
 
@@ -280,6 +287,7 @@ class Monitor:
         if kind is None:
             self.close()
         else:
+            self.record_failure(error)
             self.close("interrupted" if issubclass(kind, KeyboardInterrupt) else "failed")
 
     @best_effort("the recording", is_final=True)

@@ -215,6 +215,7 @@ def _close_monitors() -> None:
         status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
     for monitor in tuple(_open_monitors):  # a copy: a weak set may shrink during the loop
         try:
+            monitor.record_failure(error)
             monitor.close(status)
         except FindingError as finding:  # Python ignores exceptions of exit handlers
             print(f"gradwatch: {finding}", file=sys.stderr)  # noqa: T201

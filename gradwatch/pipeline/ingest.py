@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.attempts import DETECTOR, SINK, Attempts
-from gradwatch.detect import Detector, RankDetector, TriggeredDetector, WithdrawingDetector, due_T
+from gradwatch.detect import Detector, EndDetector, RankDetector, TriggeredDetector, WithdrawingDetector, due_T
 from gradwatch.diagnose.rank import diagnose
 from gradwatch.events import NOT_SHOWN, Observation
 from gradwatch.history.ending import Status
@@ -154,15 +154,7 @@ class Ingest:
         if not self._num_unwritten:
             self._unwritten_since_s = time.monotonic()
         self._num_unwritten += num_steps
-        for finding in self._detect(detectors):
-            if self.writer:
-                self.write()  # first: the rows behind a finding are on disk before the finding
-                self.writer.report(finding)
-            if finding.withdrawn is None:
-                self.unhandled_findings.append(finding)
-                self._show("report", finding)
-            else:
-                self._show("withdraw", finding)
+        self._report(self._detect(detectors))
         if num_in_flight > MAX_UNSHOWN_STEPS:
             self._num_unshown += num_steps
         elif self._sinks:
@@ -171,6 +163,18 @@ class Ingest:
                 self.write()
             if self._num_unshown:
                 self._report_skipped()
+
+    def _report(self, findings: Sequence[Finding]) -> None:
+        """Write and show findings that are new, more severe or withdrawn."""
+        for finding in findings:
+            if self.writer:
+                self.write()  # first: the rows behind a finding are on disk before the finding
+                self.writer.report(finding)
+            if finding.withdrawn is None:
+                self.unhandled_findings.append(finding)
+                self._show("report", finding)
+            else:
+                self._show("withdraw", finding)
 
     def write(self) -> None:
         """Write the appended steps that are not on disk yet."""
@@ -187,12 +191,13 @@ class Ingest:
             self.write()
             self.writer.add_event(kept)
 
-    def end_comparison(self) -> None:
-        """Compare the last steps of all ranks, and report the findings that follow."""
+    def end_detection(self) -> None:
+        """Compare the last steps of all ranks, and run the detectors that run once more at the end."""
+        ending = [d for d in self._detectors if isinstance(d, EndDetector)]
         if self.ranks and self.history.step >= 0:
             self._compare_ranks(functools.partial(self.ranks.wait, MAX_END_S))
-            ending = [d for d in self._detectors if isinstance(d, RankDetector)]
-            self._process(ending, 0, num_in_flight=0)
+            ending += [d for d in self._detectors if isinstance(d, RankDetector)]
+        self._report(self._detect(ending))
 
     def _compare_ranks(self, compare: Callable[[], list[Event]]) -> None:
         for event in self.attempts.run(RANKS, compare) or ():

@@ -159,7 +159,7 @@ class Pipeline:
             if self._shards:
                 self._shards.end(MAX_END_S)
             self.finish()
-            self._ingest.end_comparison()
+            self._ingest.end_detection()
         finally:  # a live view must restore the screen even if the last rows failed
             diagnoses = self._ingest.end_sinks()
         return diagnoses

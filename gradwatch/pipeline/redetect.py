@@ -31,8 +31,9 @@ def redetect(stored: History, detectors: Sequence[Detector]) -> History:
         while events and events[0].step <= rows.steps_T[first]:
             ingest.add_event(events.popleft())
         ingest.ingest(rows.part(first, stop))
-    ingest.attempts.end()
     ingest.history.events.extend(events)  # events after the last row
+    ingest.end_detection()
+    ingest.attempts.end()
     return ingest.history
 
 

@@ -21,6 +21,7 @@ from gradwatch.probe.graph.reader import READ_STEPS, LossGraphReader, is_due
 from gradwatch.probe.graph.unregistered import find_empty_groups, find_nothing_to_train
 from gradwatch.probe.graph.weight_means import find_offset_weights
 from gradwatch.probe.inert_hook import inert_hook, remove_hooks, takes_hooks
+from gradwatch.probe.memory.output_graphs import OutputGraphs
 from gradwatch.probe.modules.functional_calls import FunctionalCalls
 from gradwatch.probe.modules.identical_units import find_identical_units
 from gradwatch.probe.modules.random_draws import RandomDraws
@@ -81,6 +82,7 @@ class Inspections:
         self._graph = LossGraphReader(models, params, layers, optimizers=optimizers, known=places, attempts=attempts)
         self._modes = TrainEvalModes(models, optimizers, known=places, hooked=hooked)
         self._inputs = ModelInputs(models) if hooked else None
+        self._outputs = OutputGraphs(models) if hooked else None
         self._functional = FunctionalCalls(models, list(models.values()) if isinstance(models, Mapping) else [models])
         self._draws = RandomDraws(models)
         self._step = 0  # the step in progress, for the hook of the loss function
@@ -102,11 +104,13 @@ class Inspections:
 
     @property
     def _has_news(self) -> bool:
-        return bool(self._pending) or self._draws.is_armed
+        is_due = self._outputs is not None and self._outputs.is_due(self._step)
+        return bool(self._pending) or self._draws.is_armed or is_due
 
     def is_over(self, step: int) -> bool:
         """Return whether `skip_step` returns true at a step and at all later ones."""
         is_idle = self._modes.is_idle and (self._inputs is None or self._inputs.is_over)
+        is_idle &= self._outputs is None or self._outputs.is_idle(step)
         return step > max(READ_STEPS) and not (self._has_news or self._handles) and is_idle
 
     def skip_step(self, step: int) -> bool:
@@ -140,6 +144,7 @@ class Inspections:
         if self._inputs:
             found += self._find("the inputs", self._inputs.find)
         later = [
+            *(self._find("the kept graphs", partial(self._outputs.find, loss, step)) if self._outputs else ()),
             *self._find("the weights outside of the optimizer", partial(self._moves.find, step)),
             *self._find("the random draws", partial(self._draws.find, step=step, is_validated=is_validated)),
         ]
@@ -170,6 +175,8 @@ class Inspections:
         self._step = step
         if self._inputs:
             self._inputs.step = step
+        if self._outputs:
+            self._outputs.begin(step)
 
     def _find_in_evaluation(self) -> list[Observation]:
         """Return the observations of the inspected evaluation, and inspect the next one if there was none yet."""
@@ -196,6 +203,8 @@ class Inspections:
             self._zero_grad.close()
         if self._inputs:
             self._inputs.close()
+        if self._outputs:
+            self._outputs.close()
         self._modes.close()
 
     def forget_loss(self) -> None:

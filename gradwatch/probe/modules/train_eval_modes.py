@@ -68,7 +68,7 @@ class TrainEvalModes:
         hooked: bool = True,
     ) -> None:
         called = list(models.values() if isinstance(models, Mapping) else [models])
-        self._roots = [_inner(model) for model in called]
+        self._roots = [inner_model(model) for model in called]
         self._moded = list(_moded_modules(models))
         batch_norms = {it.name: it.module for it in self._moded if isinstance(it.module, Norm)}
         self._norms = BatchNormStatistics(batch_norms, across_steps=hooked)
@@ -255,7 +255,7 @@ def _witness(models: Models, moded: Sequence[ModedModule]) -> nn.Module | None:
     return next((it.module for it in moded if isinstance(it.module, plain) and it.module in hookable), None)
 
 
-def _inner(model: nn.Module) -> nn.Module:
+def inner_model(model: nn.Module) -> nn.Module:
     # a loop may change the mode of the model inside a wrapper, and the wrapper keeps its own
     while _wrapped(model) in model._modules:
         model = getattr(model, _wrapped(model))

@@ -7,14 +7,12 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-
-from gradwatch.errors import GradwatchError, RunError
+from gradwatch.errors import OutOfMemory, RunError
 from gradwatch.history.disk.writer import read
+from gradwatch.probe.memory.out_of_memory import is_out_of_memory, reason
 from gradwatch.train import checkpoint
 from gradwatch.train.session import Session
 
-CPU_OUT_OF_MEMORY = "DefaultCPUAllocator"  # torch names its allocator in the text, its only mark on the CPU
 DEVICE_ASSERT = "device-side assert"
 
 
@@ -40,6 +38,8 @@ def resumable(session: Session) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
+        if session.monitor:
+            session.monitor.record_failure(error)
         if session.progress.step > begun:  # without a step, there is nothing new to resume or diagnose
             error.add_note(_way_on(session.directory, session.progress.step))
         raise
@@ -51,10 +51,9 @@ def explained() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        # on the CPU, torch raises a plain RuntimeError
-        if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or CPU_OUT_OF_MEMORY in str(error):
-            raise GradwatchError(
-                f"out of memory: {_reason(error)}; lower data.batch_size (and raise train.accumulate by as much), "
+        if is_out_of_memory(error):
+            raise OutOfMemory(
+                f"out of memory: {reason(error)}; lower data.batch_size (and raise train.accumulate by as much), "
                 "set train.precision: bf16 or train.activation_checkpointing: sqrt, or take a smaller model"
             ) from error
         if DEVICE_ASSERT in str(error):
@@ -77,9 +76,3 @@ def _has_steps(directory: Path) -> bool:
         return read(directory).step >= 0
     except RunError:
         return False  # the error came before the first file of the history
-
-
-def _reason(error: BaseException) -> str:
-    """Return the first sentence of a message, without the location in torch's source."""
-    text = str(error).rpartition(f"{CPU_OUT_OF_MEMORY}: ")[2]
-    return text.splitlines()[0].split(". ")[0] if text else "Python could get no more"

@@ -1,0 +1,1 @@
+"""Detectors of memory: what is kept for too long, and what does not fit."""

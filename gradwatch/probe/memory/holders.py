@@ -1,0 +1,208 @@
+"""Find the variable that keeps a tensor alive, and the line that puts the tensor there."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import linecache
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from gradwatch.errors import is_users
+from gradwatch.probe.graph.graph import Node
+from gradwatch.probe.memory.calling_line import Line, users_frames
+from gradwatch.probe.parameters import Models, named_modules
+
+MAX_DEPTH = 3
+"""Levels of containers and attributes to search below a variable."""
+
+MAX_ITEMS = 64
+"""Items of a container to search: a list of kept losses has them everywhere."""
+
+WITHOUT_GRAPH = frozenset({"detach", "item", "numpy", "tolist"})
+"""Methods whose result has no graph."""
+
+MAX_OBJECTS = 20_000
+"""Maximum number of objects to look at."""
+
+ADDING = frozenset({"add", "append", "appendleft", "extend", "insert", "put", "setdefault", "update"})
+"""Methods that put an object into a container."""
+
+NOT_SEARCHED = (str, bytes, int, float, type, ModuleType, FunctionType, MethodType, CodeType)
+
+
+class Holder(NamedTuple):
+    """What keeps a tensor: the name of a variable or attribute, and the line that puts the tensor there, if found."""
+
+    name: str
+    line: Line | None
+
+    def __str__(self) -> str:
+        return f"`{self.name}`, {self.line}" if self.line else f"`{self.name}`"
+
+
+class _Root(NamedTuple):
+    """A variable or an attribute of a module: where a search begins."""
+
+    name: str
+    value: object
+    file: str
+    first_line: int
+
+
+class _Kept(NamedTuple):
+    root: _Root
+    path: tuple[str, ...]  # attributes from the variable to the tensor or its container
+    owner: object  # the object with the last attribute, or None
+    node: Node
+
+
+def find_holder(models: Models, keeps: Callable[[Node], bool]) -> Holder | None:
+    """Return what keeps the graphs of earlier steps alive, or None if no variable in sight does.
+
+    Variables of the user's functions on the stack are searched, then attributes of the models. Of several tensors, the
+    one that the others are computed from counts: a loss depends on a hidden state, which is the one that is kept.
+
+    Args:
+        models: A model, or several by name.
+        keeps: Whether a node keeps the graph of an earlier step.
+    """
+    budget = [MAX_OBJECTS]
+    found: list[_Kept] = []
+    answers: dict[Node, bool] = {}
+    for root in (*_variables(), *_attributes(models)):
+        for kept in _tensors(root, root.value, (), None, budget):
+            if kept.node not in answers:
+                answers[kept.node] = keeps(kept.node)
+            if answers[kept.node]:
+                found.append(kept)
+                break  # the next variable: a list of losses is found by its first
+    origin = _innermost(found)
+    if origin is None:
+        return None
+    name = ".".join((origin.root.name, *origin.path)).removeprefix(".")
+    return Holder(name, _line(origin))
+
+
+def _variables() -> Iterator[_Root]:
+    for frame in users_frames():
+        code, at_top = frame.f_code, frame.f_code.co_name == "<module>"
+        for name, value in list(frame.f_locals.items()):
+            yield _Root(name, value, code.co_filename, 0 if at_top else code.co_firstlineno)
+        if not at_top:
+            names = [name for name in code.co_names if name in frame.f_globals]
+            yield from (_Root(name, frame.f_globals[name], code.co_filename, 0) for name in names)
+
+
+def _attributes(models: Models) -> Iterator[_Root]:
+    for name, module in named_modules(models):
+        yield _Root(name or "model", module, "", 0)
+
+
+def _tensors(
+    root: _Root, value: object, path: tuple[str, ...], owner: object, budget: list[int], depth: int = MAX_DEPTH
+) -> Iterator[_Kept]:
+    """Yield the tensors with a graph in an object."""
+    budget[0] -= 1
+    if budget[0] < 0 or isinstance(value, NOT_SEARCHED):
+        return
+    if isinstance(value, Tensor):
+        if value.grad_fn is not None:
+            yield _Kept(root, path, owner, value.grad_fn)
+        return
+    if not depth:
+        return
+    if isinstance(value, Mapping):
+        items: list[Any] = [item for item, _ in zip(value.values(), range(MAX_ITEMS), strict=False)]
+    elif isinstance(value, (list, tuple, set, deque)):
+        items = [item for item, _ in zip(value, range(MAX_ITEMS), strict=False)]
+    else:
+        for name, part in list(getattr(value, "__dict__", {}).items()):
+            if not (isinstance(value, nn.Module) and name in ("_parameters", "_buffers", "_modules")):
+                yield from _tensors(root, part, (*path, name), value, budget, depth - 1)
+        return
+    for item in items:
+        yield from _tensors(root, item, path, owner, budget, depth - 1)
+
+
+def _innermost(found: list[_Kept]) -> _Kept | None:
+    """Return the first of some tensors that depends on none of the others."""
+    nodes = {kept.node for kept in found}
+    return next((kept for kept in found if not _reaches(kept.node, nodes - {kept.node})), None)
+
+
+def _reaches(root: Node, targets: set[Node]) -> bool:
+    waiting, seen = [root], {root}
+    while waiting and targets:
+        new = [child for child, _ in waiting.pop().next_functions if child is not None and child not in seen]
+        if not targets.isdisjoint(new):
+            return True
+        seen.update(new)
+        waiting += new
+    return False
+
+
+def _line(kept: _Kept) -> Line | None:
+    """Return the line that puts the tensor into its variable or attribute."""
+    name = kept.path[-1] if kept.path else kept.root.name
+    file, first_line = kept.root.file, kept.root.first_line
+    if kept.path:
+        try:
+            file, first_line = inspect.getsourcefile(type(kept.owner)) or "", 0
+        except (TypeError, OSError):
+            return None
+    if not file or not is_users(file):
+        return None
+    try:
+        tree: ast.AST = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:  # a cell of a notebook with magic commands
+        return None
+    for node in ast.walk(tree):
+        if first_line and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and _begins(node, first_line):
+            tree = node
+    writes = list(_writes(tree, name, is_attribute=bool(kept.path)))
+    return Line(file, max(writes)[1]) if writes else None
+
+
+def _begins(node: ast.FunctionDef | ast.AsyncFunctionDef, line: int) -> bool:
+    # the code of a decorated function begins at its first decorator
+    return line in (node.lineno, *(decorator.lineno for decorator in node.decorator_list))
+
+
+def _writes(tree: ast.AST, name: str, *, is_attribute: bool) -> Iterator[tuple[tuple[bool, int], int]]:
+    """Yield the lines that write to a variable or attribute, each with its rank: adding and inner loops first."""
+
+    def is_it(node: ast.AST) -> bool:
+        if isinstance(node, ast.Subscript):
+            return is_it(node.value)
+        if isinstance(node, (ast.Tuple, ast.List)):
+            return any(map(is_it, node.elts))
+        if is_attribute:
+            return isinstance(node, ast.Attribute) and node.attr == name
+        return isinstance(node, ast.Name) and node.id == name
+
+    waiting = [(tree, 0)]
+    while waiting:
+        node, loops = waiting.pop()
+        loops += isinstance(node, (ast.For, ast.AsyncFor, ast.While))
+        if isinstance(node, (ast.AugAssign, ast.Assign, ast.Call)) and _drops_graph(node):
+            continue
+        if isinstance(node, ast.AugAssign) and is_it(node.target):
+            yield (True, loops), node.lineno
+        elif isinstance(node, ast.Assign) and any(map(is_it, node.targets)):
+            yield (any(isinstance(target, ast.Subscript) for target in node.targets), loops), node.lineno
+        elif isinstance(node, ast.Call) and _added_to(node, is_it):
+            yield (True, loops), node.lineno
+        waiting += [(child, loops) for child in ast.iter_child_nodes(node)]
+
+
+def _drops_graph(node: ast.AST) -> bool:
+    return any(isinstance(part, ast.Attribute) and part.attr in WITHOUT_GRAPH for part in ast.walk(node))
+
+
+def _added_to(call: ast.Call, is_it: Callable[[ast.AST], bool]) -> bool:
+    return isinstance(call.func, ast.Attribute) and call.func.attr in ADDING and is_it(call.func.value)

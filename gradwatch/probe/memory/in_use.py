@@ -1,0 +1,58 @@
+"""Read how much memory is in use and how much is left: of a GPU, or of this process and its machine."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+STATM, MEMINFO = Path("/proc/self/statm"), Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def host_memory() -> float | None:
+    """Return the bytes of this process without files that it maps; None outside of Linux.
+
+    The system takes the pages of mapped files back when it needs them.
+    """
+    try:
+        resident, shared = map(int, STATM.read_text().split()[1:3])
+    except (OSError, ValueError):
+        return None
+    return float((resident - shared) * os.sysconf("SC_PAGE_SIZE"))
+
+
+def host_memory_left() -> float:
+    """Return the bytes that this process can still get, within the limit of its container; infinity if unknown."""
+    try:
+        lines = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
+        return min(1024 * float(lines["MemAvailable"].split()[0]), _left_in_cgroup())
+    except (OSError, KeyError, ValueError):
+        return math.inf
+
+
+def cuda_memory_left(device: torch.device) -> float:
+    """Return the bytes of a GPU that are left for more tensors."""
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return float(torch.cuda.mem_get_info(device)[0] + cached)
+
+
+def cuda_statistics(device: torch.device) -> Mapping[str, int]:
+    """Return the statistics of the CUDA allocator."""
+    statistics: Mapping[str, int] = torch.cuda.memory_stats(device)
+    return statistics
+
+
+def _left_in_cgroup() -> float:
+    """Return the bytes that are left in the limit of a container; infinity without a limit."""
+    try:
+        limit = float((CGROUP / "memory.max").read_text())
+        statistics = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
+        # the cache of files is counted, and given back when memory is needed
+        used = float((CGROUP / "memory.current").read_text()) - float(statistics["inactive_file"])
+    except (OSError, KeyError, ValueError):  # `max`: no limit
+        return math.inf
+    return max(limit - used, 0.0)
