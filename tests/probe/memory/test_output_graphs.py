@@ -453,7 +453,7 @@ def test_marks_change_no_number():
     plain_net, watched = Net(), Net()
     watched.load_state_dict(plain_net.state_dict())
     loop = Loop(watched)
-    for step in range(STEPS):
+    for _ in range(STEPS):
         loop.monitor.step(loop.train())
     torch.manual_seed(0)
     optimizer = torch.optim.SGD(plain_net.parameters(), 0.01)
