@@ -92,7 +92,7 @@ class CheckpointError(GradwatchError):
     """A checkpoint that is missing, damaged or does not fit the model."""
 
 
-class OutOfMemory(GradwatchError):
+class OutOfMemoryError(GradwatchError):
     """A training from a config that ended because an allocation failed."""
 
 

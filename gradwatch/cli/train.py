@@ -13,7 +13,7 @@ from gradwatch.cli.command import suggest_set
 from gradwatch.cli.options import INTERRUPTED, OUTPUT, FailOnOption, SetFileOption, SetOption, exit_code
 from gradwatch.cli.output.console import print_message
 from gradwatch.cli.output.errors import show_notes
-from gradwatch.errors import GradwatchError, OutOfMemory, RunError, did_you_mean
+from gradwatch.errors import GradwatchError, OutOfMemoryError, RunError, did_you_mean
 
 if TYPE_CHECKING:
     from gradwatch.config.sections.root import Config
@@ -74,7 +74,7 @@ def command(
 
         checked = _settled(checked, lambda given: load_config(file, given, changes=set_files or []), overrides or [])
         outcome = train(checked, resume=resume, log_format=log_format)
-    except OutOfMemory as error:
+    except OutOfMemoryError as error:
         if ranks.is_printing_rank():
             from gradwatch.cli.output.out_of_memory import print_failed_step
 

@@ -15,13 +15,13 @@ from gradwatch.cli.output.plan import print_advice, print_plan
 from gradwatch.cli.output.progress import progress_line
 from gradwatch.config.load import load_config
 from gradwatch.config.sections.root import Config
-from gradwatch.errors import OutOfMemory, raised
+from gradwatch.errors import OutOfMemoryError, raised
 from gradwatch.planning.advice import Advisor
 from gradwatch.planning.training import ConfigPlanner
 from gradwatch.probe.memory.in_use import cuda_memory_left, host_memory_left
 
 
-def print_failed_step(error: OutOfMemory, file: Path, overrides: Sequence[str], changes: Sequence[Path]) -> None:
+def print_failed_step(error: OutOfMemoryError, file: Path, overrides: Sequence[str], changes: Sequence[Path]) -> None:
     """Print the plan of the step of a training that ran out of memory, and the changes that would fit.
 
     Args:

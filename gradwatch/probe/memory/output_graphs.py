@@ -27,7 +27,7 @@ MAX_PASSES = 64
 
 
 @final
-class _Pass:
+class _EvaluationPass:
     """A forward pass in evaluation mode that built a graph."""
 
     __slots__ = ("is_used",)
@@ -58,7 +58,7 @@ class OutputGraphs:
         self._step = 0
         self._marked: set[nn.Module] = set()  # in this step
         self._has_evaluated = False
-        self._passes: list[_Pass] = []
+        self._passes: list[_EvaluationPass] = []
         self._line: Line | None = None
         self._handles: list[RemovableHandle] = []
         self._attach()
@@ -135,6 +135,6 @@ class OutputGraphs:
                 self._marks.mark(node, self._step)
         if is_evaluation and nodes:
             self._line = self._line or calling_line()
-            self._passes.append(made := _Pass())
+            self._passes.append(made := _EvaluationPass())
             for node in nodes:
                 node.register_prehook(made.use)

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from gradwatch.errors import OutOfMemory, RunError
+from gradwatch.errors import OutOfMemoryError, RunError
 from gradwatch.history.disk.writer import read
 from gradwatch.probe.memory.out_of_memory import is_out_of_memory, reason
 from gradwatch.train import checkpoint
@@ -52,7 +52,7 @@ def explained() -> Iterator[None]:
         yield
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
-            raise OutOfMemory(
+            raise OutOfMemoryError(
                 f"out of memory: {reason(error)}; lower data.batch_size (and raise train.accumulate by as much), "
                 "set train.precision: bf16 or train.activation_checkpointing: sqrt, or take a smaller model"
             ) from error
