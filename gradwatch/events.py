@@ -657,8 +657,8 @@ MEMORY_FRAGMENTED = EventKind(
     values={"split": "bytes in pieces of split blocks", "reserved": "bytes reserved", "retries": "retries so far"},
     text="{gigabytes:.3g} of {of:.3g} GB reserved are unusable pieces, and {retries:.0f} allocations were tried again",
 )
-OUT_OF_MEMORY = EventKind(
-    name="out-of-memory",
+ALLOCATION_FAILED = EventKind(
+    name="allocation-failed",
     meaning="An allocation failed, which ended the training.",
     values={"requested": "bytes requested; -1 if unknown", "used": "bytes in use; -1 if unknown"},
     text="{reason}",

@@ -272,12 +272,6 @@ class Monitor:
             self._stop.raise_finding()
         return self._diagnoses
 
-    @best_effort("the error that ends the training", is_final=True)
-    def record_failure(self, error: BaseException | None) -> None:
-        """Record the exception that ends the training if it says that the memory is full. `close` comes after it."""
-        if error is not None and is_out_of_memory(error):
-            self.pipeline.add_event(describe_out_of_memory(error).at(max(self.next_step - 1, 0)))
-
     def __enter__(self) -> Monitor:
         return self
 
@@ -287,7 +281,7 @@ class Monitor:
         if kind is None:
             self.close()
         else:
-            self.record_failure(error)
+            record_failure(self.pipeline, error)
             self.close("interrupted" if issubclass(kind, KeyboardInterrupt) else "failed")
 
     @best_effort("the recording", is_final=True)
@@ -298,6 +292,13 @@ class Monitor:
     @best_effort("the diagnosis", is_final=True)
     def _end(self, status: Status) -> tuple[Diagnosis, ...]:
         return self.pipeline.close(status)
+
+
+@best_effort("the error that ends the training", is_final=True)
+def record_failure(pipeline: Pipeline, error: BaseException | None) -> None:
+    """Record the exception that ends a training if it says that the memory is full. Call it before the run is closed."""
+    if error is not None and is_out_of_memory(error):
+        pipeline.add_event(describe_out_of_memory(error).at(max(pipeline.next_step - 1, 0)))
 
 
 def _refuse_step(monitor: Monitor) -> None:

@@ -23,7 +23,7 @@ from gradwatch.errors import FindingError, is_users, shown_path
 from gradwatch.events import SHARDS_LOCAL
 from gradwatch.history.ending import Status
 from gradwatch.incident.step_snapshot import StepRecord, StepSnapshotter
-from gradwatch.monitor import Monitor, Schedule
+from gradwatch.monitor import Monitor, Schedule, record_failure
 from gradwatch.monitor.calls import calls
 from gradwatch.monitor.ranks.directory import open_shared_run
 from gradwatch.monitor.ranks.reader import RankReader
@@ -215,7 +215,7 @@ def _close_monitors() -> None:
         status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
     for monitor in tuple(_open_monitors):  # a copy: a weak set may shrink during the loop
         try:
-            monitor.record_failure(error)
+            record_failure(monitor.pipeline, error)
             monitor.close(status)
         except FindingError as finding:  # Python ignores exceptions of exit handlers
             print(f"gradwatch: {finding}", file=sys.stderr)  # noqa: T201

@@ -8,7 +8,7 @@ from typing import ClassVar, final
 
 from gradwatch.detect import Example
 from gradwatch.detect.features.finding import finding_of
-from gradwatch.events import MEMORY_FRAGMENTED, MEMORY_GROWS, OUT_OF_MEMORY
+from gradwatch.events import ALLOCATION_FAILED, MEMORY_FRAGMENTED, MEMORY_GROWS
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
@@ -52,7 +52,7 @@ class OutOfMemory:
         """Yield a finding if the training ran out of memory."""
         # a step that failed is not in the history, and it may be the first
         step = max(history.step, 0)
-        if event := next((e for e in history.events if e.kind == OUT_OF_MEMORY.name and e.step <= step), None):
+        if event := next((e for e in history.events if e.kind == ALLOCATION_FAILED.name and e.step <= step), None):
             evidence = [
                 Quantity(key=f"memory.{key}", value=event.values[key] / GIGABYTE, unit="GB", label=label)
                 for key, label in (("requested", "requested"), ("used", "in use"))
@@ -66,7 +66,7 @@ class OutOfMemory:
         """Yield histories that fire, and that stay quiet."""
         values = {"requested": 2e9, "used": 2.3e10}
         text = "out of memory: CUDA tried to allocate 1.86 GiB"
-        bad = Synthetic(steps=40).add_event(OUT_OF_MEMORY, step=0, values=values, text=text)
+        bad = Synthetic(steps=40).add_event(ALLOCATION_FAILED, step=0, values=values, text=text)
         yield Example("a batch that does not fit", bad.history(), (None,))
         yield Example("a healthy run", Synthetic(steps=40).history())
         growth = {"rate": 2e6, "used": 9e9, "left": 4e9, "steps": 2000.0}

@@ -11,7 +11,7 @@ import torch
 from gradwatch.attempts import Attempts
 from gradwatch.events import Observation
 from gradwatch.monitor.best_effort import best_effort
-from gradwatch.probe.memory.growth import MemoryGrowth, find_fragmentation
+from gradwatch.probe.memory.growth import GrowthJudge, find_fragmentation
 from gradwatch.probe.memory.in_use import cuda_memory_left, cuda_statistics, host_memory, host_memory_left
 from gradwatch.records import Event
 
@@ -39,7 +39,7 @@ class MemoryWatch:
     ) -> None:
         self.attempts = attempts
         self._device, self._emit = device, emit
-        self._growth = MemoryGrowth(total_steps)
+        self._growth = GrowthJudge(total_steps)
         self._known = {event.kind for event in known}
 
     @best_effort("the memory in use")

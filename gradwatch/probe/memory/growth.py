@@ -33,7 +33,7 @@ MIN_SPLIT_FRAC = 0.2
 
 
 @final
-class MemoryGrowth:
+class GrowthJudge:
     """Judge whether the memory in use grows evenly, and would be full after as many steps as have been seen.
 
     Growth alone is no fault: a replay buffer and a cache of the data grow as well, and then stop. So it counts only

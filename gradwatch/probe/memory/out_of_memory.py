@@ -6,7 +6,7 @@ import re
 
 import torch
 
-from gradwatch.events import OUT_OF_MEMORY, Observation
+from gradwatch.events import ALLOCATION_FAILED, Observation
 
 CPU_ALLOCATOR = "DefaultCPUAllocator"  # torch names its allocator in the text, its only mark on the CPU
 _REQUESTED = re.compile(r"tried to allocate ([\d.]+) ?(bytes|[KMGT]?i?B)", re.IGNORECASE)
@@ -27,7 +27,7 @@ def describe_out_of_memory(error: BaseException) -> Observation:
     requested = float(found[1]) * _UNITS.get(found[2].lower(), 1) if found else -1
     is_cuda = isinstance(error, torch.OutOfMemoryError) and torch.cuda.is_initialized()
     used = torch.cuda.memory_allocated() if is_cuda else -1
-    return OUT_OF_MEMORY.observe(
+    return ALLOCATION_FAILED.observe(
         values={"requested": requested, "used": used}, reason=f"out of memory: {reason(error)}"
     )
 

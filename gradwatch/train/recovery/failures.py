@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gradwatch.errors import OutOfMemoryError, RunError
 from gradwatch.history.disk.writer import read
+from gradwatch.monitor import record_failure
 from gradwatch.probe.memory.out_of_memory import is_out_of_memory, reason
 from gradwatch.train import checkpoint
 from gradwatch.train.session import Session
@@ -38,8 +39,7 @@ def resumable(session: Session) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if session.monitor:
-            session.monitor.record_failure(error)
+        record_failure(session.pipeline, error)
         if session.progress.step > begun:  # without a step, there is nothing new to resume or diagnose
             error.add_note(_way_on(session.directory, session.progress.step))
         raise

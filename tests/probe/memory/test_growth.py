@@ -2,7 +2,7 @@
 
 import pytest
 
-from gradwatch.probe.memory.growth import MAX_READINGS, MIN_READINGS, MemoryGrowth, find_fragmentation
+from gradwatch.probe.memory.growth import MAX_READINGS, MIN_READINGS, GrowthJudge, find_fragmentation
 
 LIMIT = 10e9
 BEGIN, RATE = 1e9, 5e5  # bytes, bytes per step
@@ -11,7 +11,7 @@ STEPS_PER_READING = 100
 
 def first_alarm(used, *, total_steps=None, readings=400):
     """Return the step and the observation of the first alarm for readings of memory, or None."""
-    growth = MemoryGrowth(total_steps)
+    growth = GrowthJudge(total_steps)
     for i in range(readings):
         step = i * STEPS_PER_READING
         now = used(step)
@@ -55,7 +55,7 @@ def test_memory_that_is_bounded_raises_no_alarm(used):
 
 def test_few_readings_say_nothing_and_their_number_stays_bounded():
     assert first_alarm(lambda step: BEGIN + 8.9e9 * step / 1_400, readings=MIN_READINGS - 1) is None
-    growth = MemoryGrowth()
+    growth = GrowthJudge()
     for step in range(10 * MAX_READINGS):
         growth.add(step, BEGIN, lambda: LIMIT)
     assert len(growth._readings) <= MAX_READINGS
