@@ -296,7 +296,7 @@ class Monitor:
 
 @best_effort("the error that ends the training", is_final=True)
 def record_failure(pipeline: Pipeline, error: BaseException | None) -> None:
-    """Record the exception that ends a training if it says that the memory is full. Call it before the run is closed."""
+    """Record that a training ends because an allocation failed, before its run is closed."""
     if error is not None and is_out_of_memory(error):
         pipeline.add_event(describe_out_of_memory(error).at(max(pipeline.next_step - 1, 0)))
 
