@@ -278,11 +278,9 @@ class Monitor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            record_failure(self.pipeline, error)
-            self.close("interrupted" if issubclass(kind, KeyboardInterrupt) else "failed")
+        record_failure(self.pipeline, error)
+        is_interrupt = isinstance(error, KeyboardInterrupt)
+        self.close("finished" if error is None else "interrupted" if is_interrupt else "failed")
 
     @best_effort("the recording", is_final=True)
     def _flush(self) -> None:
