@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -16,6 +15,8 @@ PER_PARAMETER = "<parameter>"
 """Name of a declaration for several values, each under the name of a parameter."""
 PER_SAMPLE = "sample.<hash>"
 """Name of a declaration for several values, each under the hash of a sample."""
+A_FORMULA = "a `Formula`"
+AN_ARGUMENT = "index of the operation that makes its argument, in `ARGUMENTS`"
 
 
 @final
@@ -76,44 +77,6 @@ class Observation(NamedTuple):
         return Event(kind=self.kind, step=step, layer=self.layer, text=self.text, values=self.values)
 
 
-class Formula(enum.IntEnum):
-    """An operation with a singular point, as the event `graph-singular` records it. Numbers never change."""
-
-    ACOS = 1
-    ASIN = 2
-    ATANH = 3
-    LOG_OF_FRACTION = 4
-    LOG = 5
-    VARIANCE = 6
-    ROOT = 7
-    DEVIATION = 8
-    QUOTIENT = 9
-    EXPONENTIAL = 10
-    MASKED_MEAN = 11
-    CTC = 12
-
-
-ARGUMENTS = (
-    "",
-    "Abs",
-    "Div",
-    "LinalgVectorNorm",
-    "Mean",
-    "Mul",
-    "Norm",
-    "Pow",
-    "Relu",
-    "Rsub",
-    "Sigmoid",
-    "Softmax",
-    "Sqrt",
-    "Std",
-    "Sub",
-    "Sum",
-    "Var",
-)
-"""Operations of autograd by the numbers that events record; 0 is any other. New ones are added at the end."""
-
 Place = tuple[str, str | None]
 """Kind and layer of an event."""
 
@@ -139,6 +102,7 @@ SOFTMAX_OVER_BATCH = EventKind(
 LOG_OF_SOFTMAX = EventKind(
     name="graph-log-of-softmax",
     meaning="The loss takes the logarithm of a softmax or sigmoid, which can round to log(0).",
+    values={"formula": A_FORMULA, "argument": AN_ARGUMENT},
     text="log(softmax(x)) or log(sigmoid(x)) can round to log(0): use log_softmax or logsigmoid",
 )
 CONSTANT_SOFTMAX = EventKind(
@@ -169,9 +133,16 @@ SINGULAR = EventKind(
     meaning="The loss contains an operation with a singularity, and nothing keeps its input away from it.",
     values={
         "rank": "0 for the likeliest culprit",
-        "formula": "a `Formula`",
-        "argument": "index of the operation that makes its argument, in `ARGUMENTS`",
+        "formula": A_FORMULA,
+        "argument": AN_ARGUMENT,
     },
+    text="{description}",
+)
+UNSTABLE = EventKind(
+    name="graph-unstable",
+    meaning="The loss contains a formula that overflows, cancels or has an infinite gradient somewhere; "
+    "another form does not.",
+    values={"formula": A_FORMULA, "argument": AN_ARGUMENT},
     text="{description}",
 )
 EMPTY_MEAN = EventKind(

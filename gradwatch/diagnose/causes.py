@@ -37,6 +37,7 @@ class CauseId(enum.StrEnum):
     DEAD_RELUS = "dead-relus"
     VANISHING_UNITS = "vanishing-units"
     SINGULAR_FORMULA = "singular-formula"
+    LATENT_FORMULA = "latent-formula"
     EMPTY_MEAN = "empty-mean"
     ZERO_LOSS = "zero-loss"
     BAD_DATA = "bad-data"
@@ -479,6 +480,15 @@ CAUSES: tuple[Cause, ...] = (
         is_confirmed_by_rerun=True,
         remedies=("stable_formula", "find_operation"),
         source="PyTorch, numerical accuracy, https://pytorch.org/docs/stable/notes/numerical_accuracy.html",
+    ),
+    Cause(
+        id=CauseId.LATENT_FORMULA,
+        name="formula with a stable form",
+        leads={"unstable-formula": 20},
+        because="The formula is finite for the values of today; it overflows or rounds to log(0) for larger ones.",
+        confirm="Evaluate it in float64 next to float32: gradwatch.precision names the digits that it loses now.",
+        remedies=("stable_formula",),
+        source="Higham 2002, Accuracy and Stability of Numerical Algorithms, https://doi.org/10.1137/1.9780898718027",
     ),
     Cause(
         id=CauseId.EMPTY_MEAN,

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from gradwatch.events import CONSTANT_SOFTMAX, LOG_OF_SOFTMAX, PROBABILITIES, SCORES, SOFTMAX_OVER_BATCH, Observation
+from gradwatch.events import CONSTANT_SOFTMAX, PROBABILITIES, SCORES, SOFTMAX_OVER_BATCH, Observation
 from gradwatch.probe.graph.graph import Graph, Node, dimension, operation, shape
-from gradwatch.probe.graph.singularities import FRACTIONS, is_log_of_fraction
+from gradwatch.probe.graph.singularities import FRACTIONS
 
 LINEAR = frozenset({"Addmm", "Mm", "Linear", "Convolution"})
 
@@ -180,12 +180,6 @@ def _makes_a_loss(graph: Graph, node: Node) -> bool:
     return all(child in above or child is node for it in above if operation(it) != "Add" for child in graph.inputs(it))
 
 
-def _log(graph: Graph, node: Node) -> GraphMatch | None:
-    if not is_log_of_fraction(graph, node):
-        return None
-    return GraphMatch(node, LOG_OF_SOFTMAX.observe())
-
-
 RULES: dict[str, Rule] = {
     "LogSoftmax": _log_softmax,
     "Logsumexp": _logsumexp,
@@ -197,7 +191,6 @@ RULES: dict[str, Rule] = {
     "NllLoss2D": _nll,
     "Sigmoid": _squeezed,
     "Softmax": _squeezed,
-    "Log": _log,
 }
 
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradwatch.attempts import Attempts
-from gradwatch.events import BROADCAST, CUT, DERIVATIVE, SINGULAR, Observation, Place
+from gradwatch.events import BROADCAST, CUT, DERIVATIVE, LOG_OF_SOFTMAX, SINGULAR, UNSTABLE, Observation, Place
+from gradwatch.formulas import Formula, stable_code
 from gradwatch.probe.device.dtensor import gathers
 from gradwatch.probe.graph.cross_entropy import find_chance_loss, find_class_bias
 from gradwatch.probe.graph.embeddings import find_embedding_uses
@@ -20,7 +21,7 @@ from gradwatch.probe.graph.entropy import find_minimized_entropy
 from gradwatch.probe.graph.graph import LEAF, Graph, Node, operation, shape
 from gradwatch.probe.graph.loss_rules import RULES, GraphMatch, Rule, match_divergence
 from gradwatch.probe.graph.output_heads import find_heads, find_hidden_softmax, find_parallel_modules
-from gradwatch.probe.graph.singularities import find_singularities
+from gradwatch.probe.graph.singularities import SingularFormula, find_singularities, find_unstable
 from gradwatch.probe.graph.softmax_axis import LOSSES, match_axis_mixup
 from gradwatch.probe.graph.unregistered import UnregisteredParams, find_adversary
 from gradwatch.probe.graph.weight_means import find_custom_matrices
@@ -154,6 +155,7 @@ class LossGraphReader:
             "the parallel modules": lambda: find_parallel_modules(*of_graph),
             "the entropy": lambda: find_minimized_entropy(*of_graph),
             "the matrices": lambda: find_custom_matrices(*of_graph),
+            "the unstable formulas": lambda: self._find_unstable(graph),
         }
         if not self._is_gathered:  # under FSDP the leaves are gathered copies, not the parameters of the model
             inspections |= {
@@ -203,7 +205,21 @@ class LossGraphReader:
     def _find_singularities(self, graph: Graph) -> Iterator[Observation]:
         for formula in find_singularities(graph)[:MAX_SINGULARITIES]:
             layer = self._module_of(graph, formula.node)
-            yield SINGULAR.observe(layer, values=formula.values, description=formula.text)
+            values = {"rank": formula.rank, **formula.values}
+            yield SINGULAR.observe(layer, values=values, description=formula.text)
+
+    def _find_unstable(self, graph: Graph) -> Iterator[Observation]:
+        """Yield the formulas that another form replaces, while every value is finite: one event for each layer."""
+        by_layer: dict[str | None, list[SingularFormula]] = {}
+        for found in find_unstable(graph)[:MAX_MATCHES_PER_KIND]:
+            layer = self._module_of(graph, found.node)
+            if found.formula is Formula.LOG_OF_FRACTION:
+                yield LOG_OF_SOFTMAX.observe(layer, values=found.values)
+            else:
+                by_layer.setdefault(layer, []).append(found)
+        for layer, formulas in by_layer.items():
+            texts = [f"{f.text}: use {stable_code(f.formula, f.argument)}" for f in formulas]
+            yield UNSTABLE.observe(layer, values=formulas[0].values, description="; ".join(dict.fromkeys(texts)))
 
     def _find_derivatives(self, graph: Graph) -> Iterator[Observation]:
         """Yield tensors that require a gradient and are not parameters: a loss may contain derivatives by them."""

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from gradwatch.events import ARGUMENTS, Formula
-from gradwatch.probe.graph.graph import Graph, Node, is_leaf, operation
+from gradwatch.formulas import ARGUMENTS, UNSTABLE, Formula
+from gradwatch.probe.graph.graph import Graph, Node, is_leaf, operation, shape
 
 GUARDS = frozenset({"Clamp", "ClampMin", "Maximum", "Exp", "Softplus", "Cosh", "Threshold", "NanToNum"})
 """Operations with a result that is positive, or kept away from 0."""
@@ -49,9 +49,9 @@ class SingularFormula(NamedTuple):
 
     @property
     def values(self) -> dict[str, float]:
-        """The values of the event `graph-singular`."""
+        """The formula and its argument, as events record them."""
         argument = ARGUMENTS.index(self.argument) if self.argument in ARGUMENTS else 0
-        return {"rank": self.rank, "formula": self.formula, "argument": argument}
+        return {"formula": self.formula, "argument": argument}
 
 
 def find_singularities(graph: Graph) -> list[SingularFormula]:
@@ -59,6 +59,11 @@ def find_singularities(graph: Graph) -> list[SingularFormula]:
     found = [formula for node in graph.nodes for formula in _match(graph, node)]
     # the sort is stable: of equal ranks, the nearest to the loss stays first
     return sorted(found, key=lambda formula: formula.rank)
+
+
+def find_unstable(graph: Graph) -> list[SingularFormula]:
+    """Return the formulas that another form replaces everywhere, also if no value is near the singular point."""
+    return [found for found in find_singularities(graph) if found.formula in UNSTABLE]
 
 
 def is_log_of_fraction(graph: Graph, node: Node) -> bool:
@@ -92,17 +97,23 @@ def _match(graph: Graph, node: Node) -> Iterator[SingularFormula]:
     elif is_log_of_fraction(graph, node):
         text = "the log of %s can round to log(0): use log_softmax or logsigmoid"
         yield from _unguarded(graph, node, 1, Formula.LOG_OF_FRACTION, text)
+    elif name in ("Log", "Log1P") and (latent := _latent_logarithm(graph, node)):
+        yield latent
     elif name in ("Log", "Log2", "Log10"):
         yield from _unguarded(graph, node, 2, Formula.LOG, "the log of %s that may be 0")
     elif is_cancelling_variance(graph, node):
         text = "a variance as E[x^2] - E[x]^2, which can become negative by rounding"
         yield SingularFormula(2, node, Formula.VARIANCE, "", text)
     elif name in ("Sqrt", "Rsqrt") or _is_root(node):
+        formula = _root_formula(graph, node)
         text = "the square root of %s that may be 0, where its gradient is infinite"
-        yield from _unguarded(graph, node, 3, Formula.ROOT, text)
+        yield from _unguarded(graph, node, 3, formula, text)
     elif name == "Std":
         text = "a standard deviation: its gradient is infinite if all values are equal"
         yield SingularFormula(3, node, Formula.DEVIATION, "", text)
+    elif _is_softmax(graph, node):
+        text = "a softmax by hand: its exponentials can overflow"
+        yield SingularFormula(4, node, Formula.SOFTMAX, "", text)
     elif name in ("Div", "Reciprocal"):
         # of a division by a constant the last edge is None
         divisor = graph.edges(node)[-1] if name == "Div" else graph.first(node)
@@ -115,8 +126,56 @@ def _match(graph: Graph, node: Node) -> Iterator[SingularFormula]:
     elif name in ("CtcLoss", "CudnnCtcLoss") and not node._saved_zero_infinity:
         text = "a CTC loss is infinite if a target is longer than its input: zero_infinity=True"
         yield SingularFormula(2, node, Formula.CTC, "", text)
-    elif name == "Exp" and _operation_of(graph, graph.first(node)) not in BOUNDED:
+    elif _is_unbounded_exponential(graph, node):
         yield SingularFormula(5, node, Formula.EXPONENTIAL, "", "an unbounded exponential")
+
+
+def _latent_logarithm(graph: Graph, node: Node) -> SingularFormula | None:
+    """Return a logarithm of a complement or of exponentials, for which torch has one stable function."""
+    argument = graph.through(graph.first(node))
+    if argument is None:
+        return None
+    name, inputs, is_log = operation(argument), graph.inputs(argument), operation(node) == "Log"
+    inner = graph.through(inputs[0]) if len(inputs) == 1 else None
+    # 1 - p, where 1 is a number or a constant tensor; or log1p(-p)
+    is_difference = name == "Rsub" or (name == "Sub" and graph.first(argument) is None)
+    if (is_difference if is_log else name == "Neg") and inner is not None and operation(inner) == "Sigmoid":
+        text = "the log of 1 minus a sigmoid can round to log(0)"
+        return SingularFormula(1, node, Formula.LOG_OF_COMPLEMENT, "Sigmoid", text)
+    if is_log and name == "Sum" and _is_unbounded_exponential(graph, inner):
+        return SingularFormula(5, node, Formula.LOG_SUM_EXP, "", "a log-sum-exp by hand: its exponentials can overflow")
+    if _is_unbounded_exponential(graph, inner if is_log and name == "Add" else None if is_log else argument):
+        return SingularFormula(5, node, Formula.SOFTPLUS, "", "a softplus by hand: its exponential can overflow")
+    return None
+
+
+def _is_unbounded_exponential(graph: Graph, node: Node | None) -> bool:
+    """Return whether a node is an exponential of values that may be large: neither bounded nor shifted."""
+    return node is not None and operation(node) == "Exp" and _operation_of(graph, graph.first(node)) not in BOUNDED
+
+
+def _is_softmax(graph: Graph, node: Node) -> bool:
+    """Return whether a node divides an unbounded exponential by the sum of the same exponential."""
+    edges = graph.edges(node)
+    if operation(node) != "Div" or len(edges) != 2:
+        return False
+    above, below = graph.through(edges[0]), graph.through(edges[1])
+    if not _is_unbounded_exponential(graph, above) or below is None or operation(below) != "Sum":
+        return False
+    return graph.through(graph.first(below)) is above
+
+
+def _root_formula(graph: Graph, node: Node) -> Formula:
+    """Return which root it is: a norm or a deviation has another form, and the root of any other value has none."""
+    argument = graph.through(graph.first(node))
+    if argument is None or operation(node) == "Rsqrt":
+        return Formula.ROOT
+    of_squares = squared(graph, graph.through(graph.first(argument))) is not None
+    if operation(argument) == "Sum" and of_squares:
+        return Formula.NORM
+    # of the whole batch, a mean of squares is hardly ever 0
+    is_spread = operation(argument) == "Var" or (operation(argument) == "Mean" and of_squares)
+    return Formula.SPREAD if is_spread and len(shape(node)) > 0 else Formula.ROOT
 
 
 def _unguarded(graph: Graph, node: Node, rank: int, formula: Formula, text: str) -> Iterator[SingularFormula]:
