@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gradwatch.gradcheck.audit.audit import audit_step as audit_step
     from gradwatch.gradcheck.check import check as check
     from gradwatch.gradcheck.layer.check_layer import check_layer as check_layer
+    from gradwatch.gradcheck.precision.measure import precision as precision
     from gradwatch.history.store import History as History
     from gradwatch.monitor import Monitor as Monitor
     from gradwatch.monitor import Schedule as Schedule
@@ -45,6 +46,7 @@ _HOME = {
     "locate": "gradwatch.replay.locate.locate",
     "noise_scale": "gradwatch.diagnose.gradient_noise",
     "plan": "gradwatch.planning.plan",
+    "precision": "gradwatch.gradcheck.precision.measure",
     "reproducible": "gradwatch.train.reproducible",
     "watch": "gradwatch.monitor.watch",
 }
@@ -67,6 +69,7 @@ __all__ = [
     "locate",
     "noise_scale",
     "plan",
+    "precision",
     "reproducible",
     "watch",
 ]

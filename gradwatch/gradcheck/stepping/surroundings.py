@@ -112,6 +112,10 @@ class Surroundings:
         self.remember()
         self._first_values, self._first_states = self._values, self._states
 
+    def originals(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield each parameter, buffer and constant with its values before it was converted."""
+        yield from ((tensor, data) for tensor, data, _ in self._original)
+
     def remember(self) -> None:
         """Save the state that `reset` restores: buffers, constants, attributes and generators."""
         self._values = [(t, t.data, t.detach().clone()) for t in self.constants]

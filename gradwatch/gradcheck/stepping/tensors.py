@@ -28,11 +28,7 @@ def widened(tensor: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
         dtype: Real format of the copy.
     """
     source = tensor.detach()
-    if is_continuous(source):
-        target = torch.complex(torch.empty(0, dtype=dtype), torch.empty(0, dtype=dtype)).dtype
-        target = target if source.is_complex() else dtype
-    else:
-        target = source.dtype
+    target = (dtype.to_complex() if source.is_complex() else dtype) if is_continuous(source) else source.dtype
     if source.layout != torch.strided or source.is_contiguous() or source.numel() == 0:
         return source.to(target, copy=True)
     last = sum((n - 1) * s for n, s in zip(source.shape, source.stride(), strict=True))

@@ -17,10 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from gradwatch.probe.device.sync import to_host
-from gradwatch.replay.locate.call_site import find_call_site
 from gradwatch.replay.locate.module_stack import ModuleStack, storage
 from gradwatch.replay.locate.nan_origin import is_on_purpose
-from gradwatch.replay.locate.records import Operation, Value
+from gradwatch.replay.locate.operation_log import OperationLog
+from gradwatch.replay.locate.records import Value
 
 HALF = (torch.float16, torch.bfloat16)
 UNWRITTEN = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")
@@ -43,15 +43,13 @@ class OpTracer(TorchDispatchMode):
 
     def __init__(self, modules: ModuleStack, *, within: CodeType | None = None, widen: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own has no types
-        self.operations: list[Operation] = []
+        self._log = OperationLog(modules, within=within)
+        self.operations = self._log.operations
         self._modules = modules
-        self._within = within
         self._widen = widen
-        self._made: dict[int, int] = {}  # operation by the sequence number of the autograd node that it created
         self._written: dict[int, list[int]] = {}  # operations that wrote into a storage, by identity of the storage
         self._held: dict[int, StorageWeakRef] = {}  # while a reference exists, no other storage gets this identity
         self._ranges: dict[tuple[Any, ...], Range] = {}
-        self._grads: dict[int, tuple[Tensor, Tensor | None, Tensor | None]] = {}  # leaf, its gradient, copy of that
 
     def __torch_dispatch__(
         self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -59,7 +57,7 @@ class OpTracer(TorchDispatchMode):
         """Run an operation, and record it."""
         kwargs = kwargs or {}
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        operation = self._called(func)
+        operation = self._log.begin(func)
         # measured before the call, since the operation may overwrite its inputs
         operation.inputs = tuple(self.value(t) for t in given)
         out = func(*args, **kwargs) if not self._widen else _widened(func, args, kwargs)
@@ -103,13 +101,9 @@ class OpTracer(TorchDispatchMode):
             origin=origin,
         )
 
-    @torch.no_grad()
     def restore(self) -> None:
         """Restore the gradients that the backward pass has added to."""
-        for leaf, grad, values in self._grads.values():
-            leaf.grad = grad
-            if grad is not None and values is not None:  # autograd may have added to the gradient in place
-                grad.copy_(values)
+        self._log.restore()
 
     def _wrote(self, tensor: Tensor, index: int) -> Value:
         """Register that an operation wrote a tensor, and describe the tensor."""
@@ -118,44 +112,6 @@ class OpTracer(TorchDispatchMode):
             self._held.setdefault(memory, StorageWeakRef(tensor.untyped_storage()))
             self._written.setdefault(memory, []).append(index)
         return self.value(tensor, source=index)
-
-    def _called(self, func: Any) -> Operation:
-        """Create the record of the next operation, with its calling line and module."""
-        index, name = len(self.operations), func.overloadpacket.__name__.lstrip("_")
-        place, again = find_call_site(self._within, skip=3)  # its frame, this one and the dispatcher
-        module, kind = self._modules.current()
-        node = torch._C._current_autograd_node()
-        # activation checkpointing recomputes the forward pass inside of a node of the backward pass
-        if node is not None and not again:
-            return self._called_back(node, Operation(index=index, name=name, phase="backward", place=place))
-        # autograd numbers a node before it calls the operation; operations without a node see the old number again
-        self._made.setdefault(torch._C._autograd._get_sequence_nr() - 1, index)
-        if again and not kind:
-            module, kind = self._module_of(name, place)
-        return Operation(index=index, name=name, phase="forward", module=module, module_type=kind, place=place)
-
-    def _called_back(self, node: Any, operation: Operation) -> Operation:
-        """Add the forward operation that created the node of a backward operation, with its line and module."""
-        operation.node = node.name().rpartition("::")[2]  # without the C++ namespace
-        operation.forward = self._made.get(node._sequence_nr())
-        if operation.forward is not None:
-            made = self.operations[operation.forward]
-            operation.module, operation.module_type = made.module, made.module_type
-            operation.place = operation.place or made.place  # a backward pass in Python has its own line
-        # only the node that adds to the gradient of a leaf has a variable
-        if isinstance(leaf := getattr(node, "variable", None), Tensor):
-            grad = leaf.grad
-            self._grads.setdefault(id(leaf), (leaf, grad, None if grad is None else grad.clone()))
-            operation.leaf, _ = self._modules.leaves.get(storage(leaf), ("a tensor", "constant"))
-        return operation
-
-    def _module_of(self, name: str, place: object) -> tuple[str, str]:
-        """Return the module of a recomputed operation that runs outside of all module calls."""
-        # the same operation on the same line has run before, in the original forward pass
-        for other in self.operations:
-            if other.name == name and other.place == place and other.module_type:
-                return other.module, other.module_type
-        return "", ""
 
     def _source(self, memory: int, bad: bool) -> int | None:
         """Return the last operation that wrote into a storage; for bad values, the last that wrote bad values."""

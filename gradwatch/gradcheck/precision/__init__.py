@@ -1,0 +1,1 @@
+"""Measure the digits that a step keeps: every operation next to the same operation in float64."""

@@ -1,0 +1,78 @@
+"""Rank the operations of a step by the digits that they lose, and find the one nearest to an overflow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+
+from gradwatch.gradcheck.precision.result import LEAST_LOST, LostDigits, Reach
+from gradwatch.gradcheck.precision.tracer import Measured
+
+
+def lost_digits(measured: Measured) -> float:
+    """Return the decimal digits that an operation loses: right in its arguments, and wrong in its result."""
+    rounding = torch.finfo(measured.dtype).eps / 2
+    if measured.is_zero:
+        return 0.0
+    if measured.error == math.inf:
+        return -math.log10(rounding)
+    # an error of 1 leaves no digit, and a larger one loses no more
+    after, before = (min(1.0, max(rounding, error)) for error in (measured.error, measured.given))
+    return math.log10(after / before)
+
+
+def ranked(measured: Iterable[Measured]) -> tuple[LostDigits, ...]:
+    """Return the operations that lose digits, the most first, and one for all calls from one line of one module."""
+    worst: dict[tuple[object, ...], LostDigits] = {}
+    for one in measured:
+        digits, operation = lost_digits(one), one.operation
+        if digits < LEAST_LOST or (one.error == math.inf and one.given == math.inf):
+            continue
+        place = operation.place
+        key = (operation.name, operation.phase, operation.module, place and (place.file, place.line))
+        known = worst.get(key)
+        calls = known.calls + 1 if known else 1
+        if known and known.digits >= digits:
+            one_of = known
+            digits, given, error = one_of.digits, one_of.given, one_of.error
+        else:
+            given, error = one.given, one.error
+        worst[key] = LostDigits(
+            operation=operation.name,
+            phase=operation.phase,
+            module=operation.module,
+            file=place.file if place else "",
+            line=place.line if place else 0,
+            source=place.text if place else "",
+            digits=digits,
+            given=given,
+            error=error,
+            calls=calls,
+        )
+    # what is not finite comes first
+    return tuple(sorted(worst.values(), key=lambda o: (o.error != math.inf, -o.digits)))
+
+
+def nearest_overflow(measured: Iterable[Measured], dtype: torch.dtype) -> Reach | None:
+    """Return the operation in a format whose result comes nearest to its largest number."""
+    found = [m for m in measured if m.dtype == dtype and m.grows and m.top > 0 and math.isfinite(m.top)]
+    if not found:
+        return None
+    nearest = max(found, key=lambda m: m.top)
+    place = nearest.operation.place
+    lost = LostDigits(
+        operation=nearest.operation.name,
+        phase=nearest.operation.phase,
+        module=nearest.operation.module,
+        file=place.file if place else "",
+        line=place.line if place else 0,
+        source="",
+        digits=0.0,
+        given=nearest.given,
+        error=nearest.error,
+        calls=1,
+    )
+    decades = math.log10(torch.finfo(dtype).max / nearest.top)
+    return Reach(place=lost.place, top=nearest.top, decades=decades, format=str(dtype).removeprefix("torch."))
