@@ -17,7 +17,7 @@ from gradwatch.errors import GradwatchError, did_you_mean
 from gradwatch.formulas import stable_code
 from gradwatch.gradcheck.compare import NEGLIGIBLE
 from gradwatch.gradcheck.precision.ranking import nearest_overflow, ranked
-from gradwatch.gradcheck.precision.result import Format, FormatReport, Precision, UnstableFormula
+from gradwatch.gradcheck.precision.result import Format, FormatReport, LatentFormula, Precision
 from gradwatch.gradcheck.precision.tracer import PrecisionTracer, compared
 from gradwatch.gradcheck.stepping.step import CheckedStep
 from gradwatch.probe.graph.graph import Graph
@@ -107,7 +107,7 @@ def run_precision(call_for: Callable[[Format], Call], setting: Setting, *, forma
                 f"precision: no format '{name}'{did_you_mean(name, FORMATS)}; there are fp32, bf16, fp16"
             )
     reports: list[FormatReport] = []
-    formulas: tuple[UnstableFormula, ...] = ()
+    formulas: tuple[LatentFormula, ...] = ()
     for name in (n for n in FORMATS if n in formats):
         for scale in SCALES if name == "fp16" and setting.is_scaled else (1.0,):
             report, found = _measured(call_for(name), setting, name, scale)
@@ -120,7 +120,7 @@ def run_precision(call_for: Callable[[Format], Call], setting: Setting, *, forma
 
 def _measured(
     call: Call, setting: Setting, name: Format, scale: float
-) -> tuple[FormatReport, tuple[UnstableFormula, ...]]:
+) -> tuple[FormatReport, tuple[LatentFormula, ...]]:
     """Run the step once in a format."""
     is_half = name != "fp32"
     dtype = FORMATS[name] if setting.is_whole and is_half else torch.float32
@@ -141,7 +141,7 @@ def _measured(
 
 def _passes(
     step: CheckedStep, tracer: PrecisionTracer, scale: float
-) -> tuple[Tensor, tuple[UnstableFormula, ...], float]:
+) -> tuple[Tensor, tuple[LatentFormula, ...], float]:
     """Run forward and backward under a tracer; return the loss, its unstable formulas, and the scale that was used."""
     with tracer:
         loss = step.scalar(*step.batch)
@@ -170,16 +170,16 @@ def _know_originals(tracer: PrecisionTracer, step: CheckedStep, setting: Setting
                     twin.error, _, twin.top, _, _ = compared(tensor.detach(), tracer.shadows.of(tensor.detach()))
 
 
-def _formulas(tracer: PrecisionTracer, loss: Tensor) -> tuple[UnstableFormula, ...]:
+def _formulas(tracer: PrecisionTracer, loss: Tensor) -> tuple[LatentFormula, ...]:
     """Return the unstable formulas in the graph of a loss, with the lines of their operations."""
     if loss.grad_fn is None:
         return ()
-    found: dict[tuple[str, int, str], UnstableFormula] = {}
+    found: dict[tuple[str, int, str], LatentFormula] = {}
     for formula in find_unstable(Graph(loss)):
         operation = tracer.log.of_node(formula.node)
         place = operation.place if operation else None
-        made = UnstableFormula(
-            text=formula.text.partition(": use ")[0],
+        made = LatentFormula(
+            text=formula.text,
             stable=stable_code(formula.formula, formula.argument),
             module=operation.module if operation else "",
             file=place.file if place else "",

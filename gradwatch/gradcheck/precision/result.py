@@ -118,7 +118,7 @@ class FormatReport:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnstableFormula:
+class LatentFormula:
     """A formula in the graph of the loss that another form replaces.
 
     Args:
@@ -151,7 +151,7 @@ class Precision:
     """
 
     formats: tuple[FormatReport, ...]
-    formulas: tuple[UnstableFormula, ...]
+    formulas: tuple[LatentFormula, ...]
     seconds: float
     notes: tuple[str, ...] = ()
 

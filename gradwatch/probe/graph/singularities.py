@@ -95,7 +95,7 @@ def _match(graph: Graph, node: Node) -> Iterator[SingularFormula]:
             f"{name.lower()} of %s that is not clamped: its gradient at 1 is infinite",
         )
     elif is_log_of_fraction(graph, node):
-        text = "the log of %s can round to log(0): use log_softmax or logsigmoid"
+        text = "the log of %s can round to log(0)"
         yield from _unguarded(graph, node, 1, Formula.LOG_OF_FRACTION, text)
     elif name in ("Log", "Log1P") and (latent := _latent_logarithm(graph, node)):
         yield latent
