@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from gradwatch.cli.command import surplus
 from gradwatch.cli.options import FINDINGS, FormatOption, SetOption, step_option
 from gradwatch.cli.output.console import write
 from gradwatch.errors import GradwatchError
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 WHAT = "What to check"
 """Title of a panel in the help."""
 WITHIN_S = 30.0
-Kind = Literal["layer", "config", "run"]
+Kind = Literal["layer", "config", "run", "script"]
 
 
 def command(
@@ -28,10 +29,15 @@ def command(
         str,
         typer.Argument(
             metavar="TARGET",
-            help="`package.module:Layer` or `package.module:Layer(16)`; or a config; or a run directory.",
+            help="`package.module:Layer` or `package.module:Layer(16)`; or a config; or a run directory; with "
+            "--step-audit, a training script too.",
             show_default=False,
         ),
     ],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- ARGUMENTS...]", help="Arguments of the script.", show_default=False),
+    ] = None,
     step_audit: Annotated[
         bool,
         typer.Option(
@@ -89,6 +95,8 @@ def command(
     Exit codes: 0 right, 1 wrong, 2 a mistake in the call.
     """
     kind = _kind(target)
+    if arguments and kind != "script":
+        raise GradwatchError(f"check: {surplus(arguments, takes_settings=True)}")
     # before torch is loaded
     _check_options(
         target,
@@ -102,6 +110,11 @@ def command(
             ("--within", within is not None, not step_audit),
         ],
     )
+    if kind == "script" and not step_audit:
+        raise GradwatchError(
+            f"check: {target} is a script; its step is compared with --step-audit, and its gradient with "
+            "gradwatch.check(step, *batch, model=model)"
+        )
     if kind == "layer" and not inputs:
         raise GradwatchError(f"check: {target} is a layer, expected the shape of each input: --input 8x16")
     if kind == "config":
@@ -109,7 +122,8 @@ def command(
 
         load_config(Path(target).expanduser(), overrides or [], is_new=True)
     if step_audit:
-        audit = _audited(Path(target).expanduser(), kind, overrides or [], step, allow=allow or [])
+        path = Path(target).expanduser()
+        audit = _audited(path, kind, arguments or [], overrides or [], step, allow=allow or [])
         _end(audit, None, form, is_wrong=not audit)
     within = WITHIN_S if within is None else within
     found = _checked(target, kind, inputs or [], overrides or [], step, layer=layer, allow=allow or [], within=within)
@@ -130,7 +144,7 @@ def _kind(target: str) -> Kind:
     if path.is_dir():
         return "run"
     if path.is_file():
-        return "config"
+        return "script" if path.suffix == ".py" else "config"
     if ":" in target:
         return "layer"
     raise GradwatchError(
@@ -147,8 +161,14 @@ def _check_options(target: str, kind: Kind, options: list[tuple[str, bool, bool]
             raise GradwatchError(f"{name}: has no meaning for {target}, which is a {kind}")
 
 
-def _audited(path: Path, kind: Kind, overrides: list[str], step: int | None, *, allow: list[str]) -> StepAudit:
-    """Audit the step of the config or the run that a target names."""
+def _audited(
+    path: Path, kind: Kind, arguments: list[str], overrides: list[str], step: int | None, *, allow: list[str]
+) -> StepAudit:
+    """Audit the step of the config, the run or the script that a target names."""
+    if kind == "script":
+        from gradwatch.gradcheck.audit.script import audit_script
+
+        return audit_script(path, arguments, allow=allow)
     from gradwatch.gradcheck.audit.targets import audit_config, audit_run
 
     if kind == "run":

@@ -37,12 +37,26 @@ optim: {name: adamw, lr: 1e-3}
 schedule: {name: cosine_annealing}
 train: {steps: 4, accumulate: 2, checkpoint: {every: 2}}
 """
+SCRIPT = """
+import sys
+import torch
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+inputs = torch.randn(16, 4)
+for step in range(3):
+    optimizer.zero_grad()
+    for part in inputs.chunk(2):
+        (model(part).square().mean() / int(sys.argv[2])).backward()
+    optimizer.step()
+"""
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """Return a folder with a module of layers and a config, which is the current one."""
     (tmp_path / "cubes.py").write_text(LAYER)
+    (tmp_path / "train.py").touch()
     (tmp_path / "small.yaml").write_text(CONFIG)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -137,6 +151,18 @@ def test_a_part_of_a_model_that_gets_no_gradient_fails_the_audit(gradwatch, fold
     assert gradwatch("check", "small.yaml", *setting, "--step-audit", "--allow", "gradient-dropped").code == 0
 
 
+def test_a_script_is_audited_with_its_arguments(gradwatch, folder):
+    (folder / "train.py").write_text(SCRIPT)
+
+    right = gradwatch("check", "train.py", "--step-audit", "--format", "json", "--", "--divide", "2")
+    wrong = gradwatch("check", "train.py", "--step-audit", "--", "--divide", "1")
+
+    assert (right.code, json.loads(right.out)["verdict"]) == (0, "as meant")
+    assert wrong.code == 1
+    assert "the loss of each of 2 micro-batches is not divided by their number" in wrong.out
+    assert f"train.py:{SCRIPT[: SCRIPT.index('backward')].count(chr(10)) + 1}: " in wrong.out
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -158,6 +184,8 @@ def test_a_part_of_a_model_that_gets_no_gradient_fails_the_audit(gradwatch, fold
         (["cubes:Layer", "--step-audit"], "--step-audit: has no meaning for cubes:Layer, which is a layer"),
         (["small.yaml", "--step-audit", "--layer", "first"], "--layer: has no meaning with --step-audit"),
         (["small.yaml", "--step-audit", "--allow", "froze"], "there is no kind 'froze'; did you mean 'frozen'?"),
+        (["train.py"], "train.py is a script; its step is compared with --step-audit"),
+        (["small.yaml", "optim.lr=3"], "Got unexpected extra argument: optim.lr=3; did you mean `--set optim.lr=3`?"),
         (["."], "not a run of `gradwatch train`"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, final
 
 import torch
@@ -12,19 +12,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradwatch.errors import GradwatchError, did_you_mean
-from gradwatch.gradcheck.audit.case import AuditedStep, Outcome
-from gradwatch.gradcheck.audit.gradient_stages import judge_gradient, judge_loss, judge_sum
+from gradwatch.gradcheck.audit.case import AuditedStep
+from gradwatch.gradcheck.audit.judging import judged
 from gradwatch.gradcheck.audit.live_state import LiveState
-from gradwatch.gradcheck.audit.parameters import judge_order, judge_parameters
 from gradwatch.gradcheck.audit.recorder import EventRecorder
-from gradwatch.gradcheck.audit.result import STAGES, Deviation, Stage, StageName, StepAudit
-from gradwatch.gradcheck.audit.update_stages import (
-    judge_clip,
-    judge_schedule,
-    judge_unscale,
-    judge_update,
-    judge_write_back,
-)
+from gradwatch.gradcheck.audit.result import StepAudit
 from gradwatch.gradcheck.audit.windows import windows
 from gradwatch.gradcheck.stepping.step import eager
 
@@ -166,15 +158,7 @@ class _Audit:
         self._step(*self._batch)  # for the gradients that it leaves to the next one
         left = [t.grad for t in self._watched]
         self._state.restore()
-        case = self._case(self._record(grads=left))
-        outcomes = self._outcomes(case)
-        stages, differences = [], []
-        for name in STAGES:
-            stage, found = _stage(name, [o for at, o in outcomes if at == name], allow)
-            stages.append(stage)
-            differences += found
-        passes = len(case.windows[-1].passes) if case.windows else sum(e.kind == "backward" for e in case.events)
-        return StepAudit(stages=tuple(stages), differences=tuple(differences), passes=passes, updates=len(case.windows))
+        return judged([self._case(self._record(grads=left))], allow)
 
     def _record(
         self, *, grads: Sequence[Tensor | None] = (), moved: Sequence[int] = (), move: float = 0.0
@@ -192,8 +176,8 @@ class _Audit:
                 tensor.add_(size * (tensor.abs() + tensor.abs().mean()) * signs.to(tensor))
         recorder = EventRecorder(
             self._watched,
-            model=self._model,
-            functions=self._state.functions,
+            models=[self._model],
+            spaces=[f.__globals__ for f in self._state.functions],
             caller=_Audit._record.__code__,
         )
         with recorder.recording():
@@ -202,7 +186,6 @@ class _Audit:
 
     def _case(self, recorder: EventRecorder) -> AuditedStep:
         return AuditedStep(
-            model=self._model,
             optimizer=self._optimizer,
             batch=self._batch,
             watched=self._watched,
@@ -225,40 +208,6 @@ class _Audit:
         noise = NOISE_MARGIN * max(abs(a - b) for a, b in zip(start, noisy, strict=True))
         rounding = NOISE_MARGIN * torch.finfo(torch.float32).eps * max(map(abs, start))
         return max(abs(a - b) for a, b in zip(start, moved, strict=True)) > noise + rounding
-
-    def _outcomes(self, case: AuditedStep) -> list[tuple[StageName, Outcome]]:
-        """Return the outcomes of all judges with their stages."""
-        found: list[tuple[StageName, Outcome]] = []
-        order = judge_order(case)
-        found += [("update", order)] if order is not None else []
-        parameters = judge_parameters(case)
-        found += [("update", parameters)] if parameters is not None else []
-        trailing = case.events[case.events.index(case.windows[-1].update) + 1 :] if case.windows else []
-        for window in case.windows:
-            found += [
-                ("loss", judge_loss(case, window)),
-                ("gradient", judge_gradient(case, window)),
-                ("accumulate", judge_sum(case, window)),
-                ("unscale", judge_unscale(case, window)),
-                ("clip", judge_clip(case, window, trailing if window is case.windows[-1] else [])),
-                ("update", judge_update(case, window)),
-                ("write-back", judge_write_back(case, window)),
-            ]
-        found.append(("schedule", judge_schedule(case)))
-        return found
-
-
-def _stage(name: StageName, outcomes: Iterable[Outcome], allow: Collection[str]) -> tuple[Stage, list[Deviation]]:
-    """Return the verdict on a stage from what its judges said, and its differences."""
-    outcomes = list(outcomes)
-    found = {o.kind: o for o in outcomes if isinstance(o, Deviation) and o.kind not in allow}
-    if found:
-        first = next(iter(found.values()))
-        return Stage(name=name, verdict="differs", text=first.text, difference=first), list(found.values())
-    if any(o == "" or isinstance(o, Deviation) for o in outcomes):
-        return Stage(name=name, verdict="as meant"), []
-    reasons = [o for o in outcomes if isinstance(o, str)]
-    return Stage(name=name, verdict="not seen", text=reasons[0] if reasons else "the step makes no update"), []
 
 
 def _params(optimizer: Optimizer) -> list[Tensor]:

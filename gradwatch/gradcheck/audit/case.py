@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from gradwatch.gradcheck.audit.by_hand import HandChange, gradient_changes
@@ -25,7 +25,6 @@ class AuditedStep:
     """A recorded step.
 
     Args:
-        model: The model.
         optimizer: The optimizer whose update is judged.
         batch: Parts of the batch.
         watched: Parameters of the model and of the optimizer.
@@ -35,10 +34,9 @@ class AuditedStep:
         elsewhere: Indices of those that other optimizers hold.
         events: Events of the step.
         windows: Windows of the updates by the optimizer.
-        losses_move: Says whether the losses of the step change with some parameters.
+        losses_move: Says whether the losses of the step change with some parameters; None if it cannot run again.
     """
 
-    model: nn.Module
     optimizer: Optimizer
     batch: Any
     watched: Sequence[Tensor]
@@ -48,7 +46,7 @@ class AuditedStep:
     elsewhere: frozenset[int]
     events: Sequence[StepEvent]
     windows: Sequence[Window]
-    losses_move: Callable[[Sequence[int]], bool]
+    losses_move: Callable[[Sequence[int]], bool] | None
 
     def group_of(self, index: int, update: StepEvent) -> dict[str, Any]:
         """Return the hyperparameters of a held parameter at an update."""

@@ -164,7 +164,11 @@ def _dropped(case: AuditedStep, window: Window) -> Outcome:
     used = [e.after.grads for e in window.passes]
     without = [i for i in case.held if case.watched[i].requires_grad and all(is_zero(g[i]) for g in used)]
     without = [i for i in without if i in case.own and window.update.before.grads[i] is None]
-    if not without or len(without) == len(case.held) or not case.losses_move(without):
+    if not without or len(without) == len(case.held):
+        return ""
+    if case.losses_move is None:
+        return f"{case.listed(without)} gets no gradient; whether the loss depends on it takes a step that runs again"
+    if not case.losses_move(without):
         return ""
     text = (
         f"the loss depends on {case.listed(without)}, but no gradient reaches it: look for detach(), no_grad() or "

@@ -47,7 +47,7 @@ def _no_update(case: AuditedStep) -> Deviation | str:
 
 def _stale(case: AuditedStep) -> Deviation | None:
     """Say if the optimizer holds tensors that the model has lost."""
-    live = {id(p) for p in case.model.parameters()}
+    live = {id(case.watched[i]) for i in case.own}
     gone = [i for i in case.held if id(case.watched[i]) not in live]
     gone = [i for i in gone if not any(_has_grad(e, i) for e in case.events)]
     shapes = {case.watched[i].shape for i in gone}
@@ -87,7 +87,9 @@ def _left_out(case: AuditedStep) -> Deviation | None:
 def _frozen(case: AuditedStep) -> Deviation | None:
     """Say if a small part of what the optimizer holds is frozen, and the loss depends on it."""
     frozen = [i for i in case.held if i in case.own and not case.watched[i].requires_grad]
-    if not frozen or not case.is_minority(frozen, case.held) or not case.losses_move(frozen):
+    if not frozen or not case.is_minority(frozen, case.held):
+        return None
+    if case.losses_move is None or not case.losses_move(frozen):
         return None
     text = (
         f"{case.listed(frozen)} has requires_grad=False, but the optimizer holds it and the loss depends on it: it is "

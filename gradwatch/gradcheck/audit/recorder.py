@@ -31,21 +31,29 @@ class EventRecorder:
 
     Args:
         watched: Parameters of the model and of the optimizer.
-        model: Model whose inputs tell the micro-batches.
-        functions: Functions of the user's, in whose globals torch's functions may be known by name.
+        models: Models whose inputs tell the micro-batches.
+        spaces: Globals of the user's, in which torch's functions may be known by name.
         caller: Function that calls the step; the statements of the user's are inside of it.
+        calls: Collects the losses if it is active already; by default, they are collected while recording.
     """
 
     def __init__(
-        self, watched: Sequence[Tensor], *, model: nn.Module, functions: Iterable[Any], caller: CodeType
+        self,
+        watched: Sequence[Tensor],
+        *,
+        models: Iterable[nn.Module],
+        spaces: Iterable[dict[str, Any]],
+        caller: CodeType,
+        calls: LossCalls | None = None,
     ) -> None:
         self.watched = list(watched)
         self.index = {id(t): i for i, t in enumerate(self.watched)}
         self.events: list[StepEvent] = []
-        self._model = model
-        self._functions = list(functions)
+        self._models = list(models)
+        self._spaces = list(spaces)
         self._caller = caller
-        self._calls = LossCalls()
+        self._calls = calls or LossCalls()
+        self._is_collecting = calls is not None
         self._parts: list[InputMemory] = []
         self._scales: list[float] = []
         self._open: dict[int, StepEvent] = {}
@@ -59,14 +67,16 @@ class EventRecorder:
         with ExitStack() as stack:
             stack.callback(register_optimizer_step_pre_hook(self._before_update).remove)
             stack.callback(register_optimizer_step_post_hook(self._after_update).remove)
-            stack.callback(self._model.register_forward_pre_hook(self._on_forward, with_kwargs=True).remove)
+            for model in self._models:
+                stack.callback(model.register_forward_pre_hook(self._on_forward, with_kwargs=True).remove)
             for owner, name, around in self._patches():
                 original = owner[name] if isinstance(owner, dict) else getattr(owner, name)
                 put = owner.__setitem__ if isinstance(owner, dict) else functools.partial(setattr, owner)
                 stack.callback(put, name, original)
                 put(name, around(original))
             self._add("start", self.snapshot())
-            stack.enter_context(self._calls)
+            if not self._is_collecting:
+                stack.enter_context(self._calls)
             yield
             self._add("end", self.snapshot())
 
@@ -96,9 +106,7 @@ class EventRecorder:
                 yield scheduler, "step", self._around_schedule
         for name in CLIPS:
             original = getattr(nn.utils, name)
-            spaces = {
-                id(s): s for s in (vars(nn.utils), vars(nn.utils.clip_grad), *(f.__globals__ for f in self._functions))
-            }
+            spaces = {id(s): s for s in (vars(nn.utils), vars(nn.utils.clip_grad), *self._spaces)}
             for space in spaces.values():
                 for known in [n for n, value in space.items() if value is original]:
                     yield space, known, self._around_clip
@@ -229,7 +237,8 @@ class EventRecorder:
                 return run(scheduler, *args, **options)
             finally:
                 self._depth -= 1
-                if self._depth == 0:  # not one that another scheduler steps
+                is_first = getattr(scheduler, "_step_count", 0) == 1  # of its constructor
+                if self._depth == 0 and not is_first:  # not one that another scheduler steps
                     self._add("schedule", self.snapshot(), owner=scheduler)
 
         return step
