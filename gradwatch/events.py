@@ -660,6 +660,12 @@ LEFT_OUT = EventKind(
     values={"detector": "1 if `gradwatch diagnose --redetect` repeats the check"},
     text="{part} ({reason})",
 )
+MEMORY_PLANNED = EventKind(
+    name="memory-planned",
+    meaning="The memory of a training step was planned, without running it.",
+    values={"peak_bytes": "bytes"},
+    text="the tensors of a step were planned to take {peak_bytes:,.0f} bytes",
+)
 INCIDENT = EventKind(
     name="incident",
     meaning="The state that reproduces a step was written.",

@@ -17,6 +17,7 @@ from gradwatch.errors import GradwatchError, OutOfMemoryError, RunError, did_you
 
 if TYPE_CHECKING:
     from gradwatch.config.sections.root import Config
+    from gradwatch.train.training_state import TrainingState
 
 
 def command(
@@ -73,7 +74,7 @@ def command(
         from gradwatch.train.loop import train  # torch, now that the config is known to be right
 
         checked = _settled(checked, lambda given: load_config(file, given, changes=set_files or []), overrides or [])
-        outcome = train(checked, resume=resume, log_format=log_format)
+        outcome = train(checked, resume=resume, log_format=log_format, forecast=_forecast)
     except OutOfMemoryError as error:
         if ranks.is_printing_rank():
             from gradwatch.cli.output.out_of_memory import print_failed_step
@@ -92,6 +93,13 @@ def command(
         raise typer.Exit(INTERRUPTED)
     # the findings of a training are those of rank 0
     raise typer.Exit(exit_code(outcome.history.findings, fail_on) if ranks.is_printing_rank() else 0)
+
+
+def _forecast(training: TrainingState) -> int | None:
+    """Return the planned peak of a training that has ended; planning is loaded only now."""
+    from gradwatch.planning.forecast import planned_peak
+
+    return planned_peak(training)
 
 
 def _settled(config: Config, load: Callable[[list[str]], Config], overrides: list[str]) -> Config:

@@ -1,10 +1,11 @@
-"""Read and write numbers of bytes, such as `8GB` or `512 MiB`."""
+"""Read numbers of bytes, such as `8GB` or `512 MiB`."""
 
 from __future__ import annotations
 
 import re
 
 from gradwatch.errors import GradwatchError
+from gradwatch.render.common.format import shown_size as shown_size
 
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
 _BINARY = {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
@@ -23,11 +24,3 @@ def parse_size(text: str, *, key: str) -> int:
     if not size:
         raise GradwatchError(f"{key}: got '{text}', expected a size above 0 such as 8GB, 24GiB or 512MB")
     return size
-
-
-def shown_size(nbytes: float) -> str:
-    """Return a number of bytes with three digits, such as `1.23 GB`."""
-    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if abs(nbytes) >= 0.9995 * factor:
-            return f"{nbytes / factor:.3g} {unit}" if abs(nbytes) < 999.5 * factor else f"{nbytes / factor:,.0f} {unit}"
-    return f"{nbytes:,.0f} B"

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from gradwatch import build
 from gradwatch.config.sections.root import Config
+from gradwatch.data import Splits
 from gradwatch.errors import GradwatchError, raised
 from gradwatch.planning.result import Plan
 from gradwatch.planning.size import shown_size
@@ -39,12 +40,13 @@ class ConfigPlanner:
 
     Args:
         load: Returns the config with changes.
+        splits: The data, if they are loaded already.
 
     Raises:
         GradwatchError: The data cannot be built or read.
     """
 
-    def __init__(self, load: Callable[[Changes], Config]) -> None:
+    def __init__(self, load: Callable[[Changes], Config], *, splits: Splits | None = None) -> None:
         self._load = load
         self._settled: Changes = {}
         self.config = load({})
@@ -59,7 +61,7 @@ class ConfigPlanner:
                 "until the next backward pass, and without the libraries of the device"
             )
         with preserved_random_state():
-            self._splits = build.splits(self.config.data)
+            self._splits = splits or build.splits(self.config.data)
             training = self._build({}, FakeTensorMode(allow_non_fake_inputs=True))
             self._first = next(iter(training.batches.epoch(0)))
             training.end_workers()
@@ -92,23 +94,31 @@ class ConfigPlanner:
             window = list(itertools.islice(training.batches.epoch(0), training.config.train.accumulate))
             return self._traced(training, window, None)
 
-    def _plan(self, changes: Changes) -> Plan:
+    def traced(self, changes: Changes | None = None) -> Plan:
+        """Return the plan of the config with some changes, without running it.
+
+        Raises:
+            GradwatchError: The settings do not fit together: a mistake that training would report too.
+            Exception: What the step raised with tensors that have no data. A model of the user may raise anything.
+        """
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         with preserved_random_state():
-            try:
-                training = self._build(changes, mode)
-                return self._traced(training, self._window(training, mode), mode)
-            except GradwatchError:
-                raise  # a mistake that training would report too
-            except Exception as error:  # models of users may do anything that a tensor without data does not allow
-                reason = raised(error)
-            if changes and self.plan().is_traced:  # running it could take more memory than there is
-                raise GradwatchError(f"the step cannot be traced with {dict(changes)}: {reason}")
+            training = self._build(changes or {}, mode)
+            return self._traced(training, self._window(training, mode), mode)
+
+    def _plan(self, changes: Changes) -> Plan:
+        try:
+            return self.traced(changes)
+        except GradwatchError:
+            raise
+        except Exception as error:
+            reason = raised(error)
+        if changes and self.plan().is_traced:  # running it could take more memory than there is
+            raise GradwatchError(f"the step cannot be traced with {dict(changes)}: {reason}")
+        with preserved_random_state():
             training = self._build(changes, None)
-            window = self._window(training, None)
-            return self._traced(
-                training, window, None, note=f"the step cannot be traced without data, so it was run ({reason})"
-            )
+            note = f"the step cannot be traced without data, so it was run ({reason})"
+            return self._traced(training, self._window(training, None), None, note=note)
 
     def _build(self, changes: Changes, mode: FakeTensorMode | None) -> TrainingState:
         # in this process: one batch is read, and workers take seconds to start

@@ -12,7 +12,7 @@ NaN or infinite is null, so that every strict parser can read the document.
                 "interrupted", "failed", "running" or "killed"; null for a run in memory that has not ended
     verdict     "healthy" if no finding is more severe than info, else "warning" or "critical"; "unknown" without a step
     facts       steps, seconds, samples_per_s, watch_frac, watch_s, loss, val_loss, val_accuracy,
-                wait_frac, peak_memory_bytes
+                wait_frac, peak_memory_bytes, planned_peak_bytes
     findings    list of {code, kind, layer, layers, onset, step, severity, message, withdrawn, ended, reason,
                 evidence: [{key, name, value, unit}]}: the open findings; onset may be null
     withdrawn   list of the findings that later steps have shown to be over, each with `withdrawn`, `ended`, `reason`

@@ -6,7 +6,7 @@ import contextlib
 import datetime
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -18,6 +18,7 @@ from torch.optim import lr_scheduler
 from gradwatch import catalogue
 from gradwatch.config.sections.root import Config
 from gradwatch.errors import GradwatchError, RunError
+from gradwatch.events import MEMORY_PLANNED
 from gradwatch.history.ending import Ending, Kind
 from gradwatch.history.store import History
 from gradwatch.records import Diagnosis
@@ -57,13 +58,24 @@ class Outcome:
     diagnoses: tuple[Diagnosis, ...]
 
 
-def train(config: Config, *, resume: Path | None = None, log_format: LogFormat = "auto") -> Outcome:
+Forecast = Callable[[TrainingState], int | None]
+"""Returns the planned peak bytes of a step of a training that has ended, or None."""
+
+
+def train(
+    config: Config,
+    *,
+    resume: Path | None = None,
+    log_format: LogFormat = "auto",
+    forecast: Forecast | None = None,
+) -> Outcome:
     """Train from a config with monitoring, and save everything to a run directory.
 
     Args:
         config: The run's config.
         resume: Run directory to continue from its last checkpoint, with bit-identical numbers.
         log_format: `auto`, `rich`, `plain` or `json`.
+        forecast: Plans the memory of a step, for the summary; or None.
 
     Returns:
         How the training ended, with its history and diagnoses.
@@ -98,6 +110,10 @@ def train(config: Config, *, resume: Path | None = None, log_format: LogFormat =
         # the last rows, which are examined only here, may still hold a critical finding
         incidents.handle_final_step(session)
         session.save(best=False)
+        # after the last step, so that it delays none, and with everything saved
+        if forecast and is_first(ranks) and (peak := forecast(session.training)):
+            event = MEMORY_PLANNED.emit(step=session.progress.step - 1, values={"peak_bytes": peak})
+            session.pipeline.add_event(event)
         diagnoses = session.close(ending)
         return Outcome(directory=directory, ending=ending.kind, history=session.pipeline.history, diagnoses=diagnoses)
 

@@ -89,6 +89,7 @@ class TrainingState:
         steps_per_epoch: Optimizer steps per epoch; None for a stream, whose length is not known.
         total_steps: Optimizer steps of the run.
         progress: Progress of the training.
+        splits: The data that the batches are made of.
         data: Size and kind of the data.
         notes: Sentences about the data that the user has to know before training.
         called: What the forward pass calls: the model, or its wrapper on several ranks.
@@ -107,6 +108,7 @@ class TrainingState:
     steps_per_epoch: int | None
     total_steps: int
     progress: Progress
+    splits: Splits
     data: DataInfo
     notes: tuple[str, ...]
     called: nn.Module
@@ -150,6 +152,7 @@ class TrainingState:
             steps_per_epoch=steps_per_epoch,
             total_steps=total_steps,
             progress=Progress(),
+            splits=splits,
             data=splits.info(config.data.name or config.data.target or ""),
             notes=splits.notes,
             called=called,

@@ -12,7 +12,7 @@ def trained(monkeypatch, history, tmp_path):
     """Put a training in place that only notes what it was asked for; its outcome can be changed."""
     calls = SimpleNamespace(args=None, outcome=SimpleNamespace(directory=tmp_path, ending="finished", history=history))
 
-    def train(config, *, resume, log_format):
+    def train(config, *, resume, log_format, forecast):
         calls.args = SimpleNamespace(config=config, resume=resume, log_format=log_format)
         return calls.outcome
 

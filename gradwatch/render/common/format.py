@@ -64,6 +64,14 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600:,} h {whole % 3600 // 60} min"
 
 
+def shown_size(nbytes: float) -> str:
+    """Return a number of bytes with three digits, such as `1.23 GB`."""
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(nbytes) >= 0.9995 * factor:
+            return f"{nbytes / factor:.3g} {unit}" if abs(nbytes) < 999.5 * factor else f"{nbytes / factor:,.0f} {unit}"
+    return f"{nbytes:,.0f} B"
+
+
 def quantity(evidence: Quantity) -> str:
     """Return a number of a finding's evidence with its unit, fractions as percent."""
     if math.isnan(evidence.value):  # evidence is never missing, so nan was measured

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect import detectors, waiting
-from gradwatch.events import LEFT_OUT
+from gradwatch.events import LEFT_OUT, MEMORY_PLANNED
 from gradwatch.history.store import History
 from gradwatch.records import DataInfo, RunInfo, Severity
 from gradwatch.render.common import format as units
@@ -44,6 +44,7 @@ class RunStats:
         val_accuracy: Newest validation accuracy, 0..1.
         wait_frac: Fraction of the time that steps waited for their batches, estimated from the kept steps.
         peak_memory_bytes: Largest peak memory of a step: of the allocator on CUDA, of the process elsewhere.
+        planned_peak_bytes: Peak memory of a step's tensors by the plan.
     """
 
     steps: int
@@ -57,6 +58,7 @@ class RunStats:
     val_accuracy: float
     wait_frac: float
     peak_memory_bytes: float
+    planned_peak_bytes: float
 
 
 def health(history: History) -> str:
@@ -145,7 +147,18 @@ def run_stats(history: History) -> RunStats:
         val_accuracy=history.latest_validation("val_accuracy")[1],
         wait_frac=waited_ms / float(np.sum((weight_T * step_ms_T)[waits_T])) if waits_T.any() else float("nan"),
         peak_memory_bytes=float(np.fmax.reduce(memory_T, initial=np.nan)),
+        planned_peak_bytes=next(
+            (e.values["peak_bytes"] for e in reversed(history.events) if e.kind == MEMORY_PLANNED.name), float("nan")
+        ),
     )
+
+
+def memory(history: History, run: RunStats) -> str:
+    """Return the measured peak of memory, and the planned one if there is one; `-` if both are unknown."""
+    of = "" if history.info.device.startswith("cuda") else " of the process"
+    measured = f"{units.shown_size(run.peak_memory_bytes)}{of}" if run.peak_memory_bytes >= 0 else ""
+    planned = f"{units.shown_size(run.planned_peak_bytes)} planned for the tensors of a step"
+    return "; ".join(filter(None, [measured, planned if run.planned_peak_bytes >= 0 else ""])) or units.MISSING
 
 
 def watching(run: RunStats) -> str:

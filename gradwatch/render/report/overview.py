@@ -12,7 +12,7 @@ from gradwatch.records import Diagnosis, Severity
 from gradwatch.render.common import format as units
 from gradwatch.render.common.problems import RunProblem, problems
 from gradwatch.render.common.run_events import early_ending, run_events
-from gradwatch.render.common.run_stats import health, run_stats, watching, worst_severity
+from gradwatch.render.common.run_stats import health, memory, run_stats, watching, worst_severity
 from gradwatch.render.report.text import badge, definitions, prose
 
 WORDS = {"non-finite": "NaN or Inf", "dead-relu": "dead ReLU", "missing-zero-grad": "missing zero_grad"}
@@ -67,10 +67,7 @@ def _facts(history: History) -> Iterator[tuple[str, str]]:
     yield "accuracy", units.percent(run.val_accuracy)
     yield "throughput", f"{run.samples_per_s:,.0f} samples/s" if math.isfinite(run.samples_per_s) else units.MISSING
     yield "waiting for data", f"{units.percent(run.wait_frac)} of the time" if run.wait_frac >= 0 else units.MISSING
-    yield (
-        "peak memory",
-        units.number(run.peak_memory_bytes / units.GIB) + (" GiB" if run.peak_memory_bytes >= 0 else ""),
-    )
+    yield "peak memory", memory(history, run)
     yield "monitoring took", watching(run)
 
 

@@ -16,6 +16,7 @@ from gradwatch.render.common.config_patch import patch_command
 from gradwatch.render.common.headline import GAP, headline, title
 from gradwatch.render.common.problems import RunProblem, names_of, problems
 from gradwatch.render.common.run_events import run_events
+from gradwatch.render.common.run_stats import memory, run_stats
 from gradwatch.render.common.sparkline import Glyphs, glyphs
 from gradwatch.render.common.style import SEVERITY, mark
 from gradwatch.render.terminal.diagnosis import evidence_rows, patch_rows, remedy_text
@@ -58,6 +59,7 @@ def print_summary(console: Console, history: History, diagnoses: Sequence[Diagno
             console.print(f"{GAP}and {units.plural(len(loud) - MAX_OTHERS - 1, 'more problem')}", style="dim")
     else:
         print_rows(console, _notes(found, signs))
+    print_rows(console, _memory(history))
     print_rows(console, _events(history, run_dir))
     print_rows(console, _commands(run_dir, has_findings=bool(found)))
 
@@ -135,6 +137,13 @@ def _notes(found: Sequence[RunProblem], signs: Glyphs) -> Iterator[Row]:
         yield "" if i else "note", Text.assemble(mark(findings[0].severity, signs), " ", _found(findings))
     if len(kinds) > MAX_NOTES:
         yield "", Text(f"and {units.plural(len(kinds) - MAX_NOTES, 'more note')}", "dim")
+
+
+def _memory(history: History) -> Iterator[Row]:
+    """Yield the measured and the planned peak of memory, if the step was planned."""
+    run = run_stats(history)
+    if run.planned_peak_bytes >= 0:
+        yield "memory", Text(memory(history, run))
 
 
 def _events(history: History, run_dir: Path | None) -> Iterator[Row]:

@@ -5,11 +5,21 @@ import dataclasses
 import numpy as np
 import pytest
 
+from gradwatch.events import MEMORY_PLANNED
 from gradwatch.history.store import History
 from gradwatch.history.synthetic import dynamics
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import RunInfo, Severity
-from gradwatch.render.common.run_stats import SHORT_S, newest, run_stats, skipped, throughput, watching, worst_severity
+from gradwatch.render.common.run_stats import (
+    SHORT_S,
+    memory,
+    newest,
+    run_stats,
+    skipped,
+    throughput,
+    watching,
+    worst_severity,
+)
 
 
 def test_facts_of_a_run_follow_from_its_history(healthy):
@@ -24,6 +34,19 @@ def test_facts_of_a_run_follow_from_its_history(healthy):
     assert seen.val_accuracy == 0.875
     assert seen.wait_frac == pytest.approx(healthy.history["data_wait_ms"].sum() / step_ms.sum())
     assert seen.peak_memory_bytes == healthy.history["peak_memory_bytes"].max()
+
+
+def test_the_planned_memory_stands_beside_the_measured():
+    history = Synthetic(layers=1, steps=20).history()
+    before = run_stats(history)
+    assert memory(history, before) == "1 GB of the process"
+
+    history.add_event(MEMORY_PLANNED.emit(step=19, values={"peak_bytes": 3e6}))
+    seen = run_stats(history)
+
+    assert np.isnan(before.planned_peak_bytes)
+    assert (seen.planned_peak_bytes, seen.peak_memory_bytes) == (3e6, 1e9)
+    assert memory(history, seen) == "1 GB of the process; 3 MB planned for the tensors of a step"
 
 
 def test_what_watching_took_is_told_per_step_and_as_percent_only_where_the_run_is_long(healthy):

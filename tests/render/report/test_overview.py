@@ -60,7 +60,7 @@ def test_waiting_for_data_and_memory_are_facts_of_a_run_that_measured_them(histo
     text = overview(history, (), None)
 
     assert "<dt>waiting for data</dt><dd>2.0 % of the time</dd>" in text, "0.02 of each step, as the builder has it"
-    assert f"<dt>peak memory</dt><dd>{1e9 / 2**30:.3f} GiB</dd>" in text
+    assert "<dt>peak memory</dt><dd>1 GB of the process</dd>" in text
 
 
 def test_a_loop_that_measures_no_waits_has_no_such_fact(history):
