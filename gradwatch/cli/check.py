@@ -16,6 +16,7 @@ from gradwatch.errors import GradwatchError
 if TYPE_CHECKING:
     from gradwatch.gradcheck.audit.result import StepAudit
     from gradwatch.gradcheck.layer.result import LayerCheck
+    from gradwatch.gradcheck.precision.result import Precision
     from gradwatch.gradcheck.result import GradientCheck
 
 WHAT = "What to check"
@@ -44,6 +45,22 @@ def command(
             "--step-audit",
             help="Compare each stage of the step with the plain formula instead: loss, gradient, sum over the "
             "micro-batches, unscaling, clipping, update and schedule.",
+            rich_help_panel=WHAT,
+        ),
+    ] = False,
+    precision: Annotated[
+        bool,
+        typer.Option(
+            "--precision",
+            help="Measure the digits that the step keeps in fp32, bf16 and fp16 instead, and name what loses them.",
+            rich_help_panel=WHAT,
+        ),
+    ] = False,
+    whole: Annotated[
+        bool,
+        typer.Option(
+            "--whole",
+            help="With --precision: convert the whole model to the half formats instead of autocast.",
             rich_help_panel=WHAT,
         ),
     ] = False,
@@ -92,7 +109,7 @@ def command(
 
     Of a layer, its properties are checked too, such as samples that do not affect each other.
 
-    Exit codes: 0 right, 1 wrong, 2 a mistake in the call.
+    Exit codes: 0 right, 1 wrong, 2 a mistake in the call. With --precision, 1 means that fp32 gives NaN or Inf.
     """
     kind = _kind(target)
     if arguments and kind != "script":
@@ -106,8 +123,11 @@ def command(
             ("--set", bool(overrides), kind == "config"),
             ("--step", step is not None, kind == "run"),
             ("--step-audit", step_audit, kind != "layer"),
-            ("--layer", layer is not None, not step_audit),
-            ("--within", within is not None, not step_audit),
+            ("--layer", layer is not None, not (step_audit or precision)),
+            ("--within", within is not None, not (step_audit or precision)),
+            ("--allow", bool(allow), not precision),
+            ("--whole", whole, precision),
+            ("--precision", precision, not step_audit),
         ],
     )
     if kind == "script" and not step_audit:
@@ -125,6 +145,9 @@ def command(
         path = Path(target).expanduser()
         audit = _audited(path, kind, arguments or [], overrides or [], step, allow=allow or [])
         _end(audit, None, form, is_wrong=not audit)
+    if precision:
+        digits = _measured(target, kind, inputs or [], overrides or [], step, is_whole=whole)
+        _end(digits, None, form, is_wrong=not digits["fp32"].is_finite)
     within = WITHIN_S if within is None else within
     found = _checked(target, kind, inputs or [], overrides or [], step, layer=layer, allow=allow or [], within=within)
     properties = None
@@ -156,8 +179,13 @@ def _check_options(target: str, kind: Kind, options: list[tuple[str, bool, bool]
     """Raise a GradwatchError for the first option that was given and does not fit."""
     for name, is_given, fits in options:
         if is_given and not fits:
-            if name in ("--layer", "--within"):
-                raise GradwatchError(f"{name}: has no meaning with --step-audit, which compares the whole step")
+            if name in ("--layer", "--within", "--allow"):
+                raise GradwatchError(
+                    f"{name}: has no meaning with --step-audit or --precision, which run the whole step"
+                )
+            if name in ("--whole", "--precision"):
+                other = "without --precision" if name == "--whole" else "with --step-audit: give one of them"
+                raise GradwatchError(f"{name}: has no meaning {other}")
             raise GradwatchError(f"{name}: has no meaning for {target}, which is a {kind}")
 
 
@@ -174,6 +202,20 @@ def _audited(
     if kind == "run":
         return audit_run(path, step, allow=allow)
     return audit_config(path, overrides, allow=allow)
+
+
+def _measured(
+    target: str, kind: Kind, inputs: list[str], overrides: list[str], step: int | None, *, is_whole: bool
+) -> Precision:
+    """Measure the digits of the layer, the config or the run that a target names."""
+    from gradwatch.gradcheck.targets import measure_config, measure_layer, measure_run
+
+    path = Path(target).expanduser()
+    if kind == "run":
+        return measure_run(path, step, is_whole=is_whole)
+    if kind == "config":
+        return measure_config(path, overrides, is_whole=is_whole)
+    return measure_layer(target, inputs, is_whole=is_whole)
 
 
 def _checked(
@@ -199,7 +241,11 @@ def _checked(
 
 
 def _end(
-    found: GradientCheck | StepAudit, properties: LayerCheck | None, form: Literal["text", "json"], *, is_wrong: bool
+    found: GradientCheck | StepAudit | Precision,
+    properties: LayerCheck | None,
+    form: Literal["text", "json"],
+    *,
+    is_wrong: bool,
 ) -> None:
     """Write what was found, and exit with its code."""
     if form == "json":

@@ -21,6 +21,8 @@ from gradwatch.errors import GradwatchError, raised
 from gradwatch.gradcheck.check import run_check
 from gradwatch.gradcheck.layer.check_layer import check_layer as properties_of
 from gradwatch.gradcheck.layer.result import LayerCheck
+from gradwatch.gradcheck.precision.measure import FORMATS, Setting, precision, run_precision
+from gradwatch.gradcheck.precision.result import Precision
 from gradwatch.gradcheck.result import GradientCheck
 from gradwatch.gradcheck.stepping.step import CheckedStep
 from gradwatch.gradcheck.training_steps import first_step, recorded_step
@@ -94,6 +96,62 @@ def check_run(
     with recorded_step(run, step) as (number, training, window):
         found = _check_training(training.stepper(), window, layer=layer, allow=allow, within=within)
     return replace(found, notes=(f"step {number} of {run}", *found.notes))
+
+
+def measure_layer(target: str, inputs: Sequence[str], *, is_whole: bool) -> Precision:
+    """Measure the digits of a layer or a function in each format; its outputs are projected to one number.
+
+    Args:
+        target: As for `check_layer`.
+        inputs: As for `check_layer`.
+        is_whole: Whether to convert the layer instead of autocast.
+    """
+    torch.manual_seed(0)
+    made = _made(target)
+    try:
+        return precision(made, *map(_input, inputs), whole=is_whole)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        if isinstance(error, GradwatchError):
+            raise
+        shapes = " and ".join(inputs)
+        raise GradwatchError(f"check: {target} does not take inputs of {shapes}: {raised(error)}") from error
+
+
+def measure_config(file: Path, overrides: Sequence[str], *, is_whole: bool) -> Precision:
+    """Measure the digits of the first step of the training that a config describes."""
+    with first_step(file, overrides) as (training, window):
+        return _measure_training(training.stepper(), window, is_whole=is_whole)
+
+
+def measure_run(run: Path, step: int | None, *, is_whole: bool) -> Precision:
+    """Measure the digits of a step of a recorded run; arguments as for `check_run`."""
+    with recorded_step(run, step) as (number, training, window):
+        found = _measure_training(training.stepper(), window, is_whole=is_whole)
+    return replace(found, notes=(f"step {number} of {run}", *found.notes))
+
+
+def _measure_training(stepper: Stepper, window: list[Batch], *, is_whole: bool) -> Precision:
+    """Measure the forward and backward passes of a training step in each format, whatever its config says."""
+    objective, samples = stepper.objective, SAMPLES[0]
+    parts = _first(window, samples)
+    shares = objective.shares(parts)
+    stepper.precision = "fp32"  # the format is chosen around the step
+
+    def passes(*batches: Batch) -> Tensor:
+        pairs = [(share, part) for share, part in zip(shares, batches, strict=True) if share]
+        return torch.stack([share * stepper.forward(*part)[1].reshape(()) for share, part in pairs]).sum()
+
+    setting = Setting(
+        batch=tuple(to_device(part, stepper.device) for part in parts),
+        model=stepper.model,
+        functions=(objective.function,),
+        is_whole=is_whole,
+        is_scaled=True,
+    )
+    found = run_precision(lambda _: passes, setting, formats=tuple(FORMATS))
+    if any(len(targets) > samples for _, targets in window):
+        found = replace(found, notes=(f"the first {samples} samples of each micro-batch were run", *found.notes))
+    return found
 
 
 def _check_training(

@@ -163,9 +163,34 @@ def test_a_script_is_audited_with_its_arguments(gradwatch, folder):
     assert f"train.py:{SCRIPT[: SCRIPT.index('backward')].count(chr(10)) + 1}: " in wrong.out
 
 
+def test_the_digits_of_a_layer_and_of_the_step_of_a_config_are_measured(gradwatch, folder):
+    of_layer = gradwatch("check", "cubes:Layer", "--input", "8x16", "--precision")
+    assert of_layer.code == 0
+    assert of_layer.out.startswith("digits of the step, next to the same operations in float64\n  fp32\n")
+
+    of_config = gradwatch("check", "small.yaml", "--precision", "--whole", "--format", "json")
+    assert of_config.code == 0
+    found = json.loads(of_config.out)
+    assert [(f["format"], f["whole"]) for f in found["formats"]] == [("fp32", False), ("bf16", True), ("fp16", True)]
+    assert found["notes"] == ["the first 8 samples of each micro-batch were run"]
+    assert not (folder / "runs").exists()
+
+
+def test_a_step_that_is_not_finite_in_float32_exits_with_1(gradwatch, folder):
+    (folder / "cubes.py").write_text(LAYER.replace("self.first(x))", "self.first(x) * 1e20)"))
+
+    done = gradwatch("check", "cubes:Layer", "--input", "8x16", "--precision")
+
+    assert done.code == 1
+    assert "forward   not finite: pow (cubes.py:10)" in done.out
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
+        (["small.yaml", "--whole"], "--whole: has no meaning without --precision"),
+        (["small.yaml", "--precision", "--step-audit"], "--precision: has no meaning with --step-audit"),
+        (["small.yaml", "--precision", "--layer", "first"], "--layer: has no meaning with --step-audit or --precision"),
         (
             ["nothing"],
             "there is no file or folder 'nothing'; expected a config, a run directory or package.module:Layer",
