@@ -111,6 +111,11 @@ class Ledger:
             if not block.saves and block.part is Purpose.ACTIVATIONS:
                 self._move(block, Purpose.TEMPORARIES)
 
+    def take_briefly(self, nbytes: int) -> None:
+        """Count bytes that an operation takes and frees before it returns."""
+        self._change(Purpose.TEMPORARIES, nbytes)
+        self.live[Purpose.TEMPORARIES] -= nbytes
+
     def restart(self) -> None:
         """Begin again with what is alive now."""
         self.largest, self.at_peak = dict(self.live), dict(self.live)

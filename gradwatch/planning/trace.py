@@ -18,6 +18,8 @@ from gradwatch.planning.modules import ModuleRecorder, wall_clock
 from gradwatch.planning.result import Plan
 from gradwatch.planning.tracker import StorageTracker, saved_tensors
 
+UNCOUNTED = "not counted: the workspace of convolutions that are too large to be tried"
+
 
 def trace(
     run: Callable[[int], float],
@@ -83,7 +85,7 @@ def trace(
         moved_bytes=round(times * (tracker.moved_bytes - moved_before)),
         device=device.type,
         is_traced=mode is not None,
-        notes=notes,
+        notes=(*notes, UNCOUNTED) if tracker.has_uncounted else notes,
     )
 
 

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from gradwatch.planning.ledger import Ledger
+from gradwatch.planning.workspace import workspace_bytes
 
 aten = torch.ops.aten
 
@@ -51,6 +52,7 @@ class StorageTracker(TorchDispatchMode):
     Attributes:
         flops: Operations so far, by torch's own formulas. Its FlopCounterMode would keep tensors alive.
         moved_bytes: Bytes that the operations without a formula, except views, have read and written so far.
+        has_uncounted: Whether the workspace of an operation is not known.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -58,6 +60,7 @@ class StorageTracker(TorchDispatchMode):
         self._ledger = ledger
         self.flops = 0
         self.moved_bytes = 0
+        self.has_uncounted = False
         self._overflows: list[Tensor] = []
 
     def __torch_dispatch__(
@@ -79,10 +82,19 @@ class StorageTracker(TorchDispatchMode):
         for tensor in outputs:
             self._ledger.add(tensor)
         if formula := FORMULAS.get(func.overloadpacket):
-            self.flops += formula(*args, **(kwargs or {}), out_val=out)
+            flops = formula(*args, **(kwargs or {}), out_val=out)
+            self.flops += flops
+            self._count_workspace(func, args, flops)
         elif not func.is_view:
             self.moved_bytes += sum(tensor.numel() * tensor.itemsize for tensor in (*inputs, *outputs))
         return out
+
+    def _count_workspace(self, func: Any, args: tuple[Any, ...], flops: int) -> None:
+        nbytes = workspace_bytes(func, args, flops)
+        if nbytes is None:
+            self.has_uncounted = True
+        elif nbytes:
+            self._ledger.take_briefly(nbytes)
 
     def _without_data(self, func: Any, args: tuple[Any, ...]) -> Any:
         """Return a result for an operation whose result depends on the data."""
