@@ -17,6 +17,13 @@ EXACT = {
     "train": {"parallel": "ddp", "precision": "fp16", "scaler": {"growth_interval": 2}},
 }
 SHARDED = {"train": {"parallel": "fsdp2"}}
+BAD_STEP = 5
+BAD_SAMPLE = 16 * BAD_STEP + 13
+SPOILT = {
+    "model": {"name": "mlp", "depth": 3, "width": 8, "dropout": 0.2},
+    "data": {"target": "checkpoint_worker:Spoilt", "batch_size": 16, "shuffle": False},
+    "train": {"parallel": "ddp", "checkpoint": {"every": 3, "keep": 9, "best": False}},
+}
 HYBRID = {"train": {"parallel": "hsdp", "shard_ranks": 2}}
 
 
@@ -35,6 +42,14 @@ class Points(Dataset):
             if Points.reads_left == 0:
                 os.kill(os.getpid(), signal.SIGTERM)
         return torch.randn(5) + index % 3, index % 3
+
+
+class Spoilt(Points):
+    """Points of which one, in the part of rank 1, is beyond float32."""
+
+    def __getitem__(self, index):
+        inputs, label = super().__getitem__(index)
+        return inputs * (1e39 if index == BAD_SAMPLE else 1), label
 
 
 def config_of(out, *, change, steps=STEPS):
@@ -136,6 +151,7 @@ def train_all(rank, folder):
                 shutil.copytree(folder / name, folder / "stream-shrunk")
             train(folder / name, change=change, resume=True)
         full_disk(folder / "full", rank)
+        train(folder / "spoilt", change=SPOILT, steps=BAD_STEP + 2)
     if rank == 0:
         train(folder / "shrunk", change={}, resume=True)
         train(folder / "stream-shrunk", change=stream, resume=True)

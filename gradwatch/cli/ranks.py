@@ -1,15 +1,21 @@
-"""Start the ranks of a training by torchrun, and let only one of them print."""
+"""Start the ranks of a training by torchrun, say which of them was killed, and let only one of them print."""
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from gradwatch.cli.options import INTERRUPTED
 from gradwatch.cli.output.console import print_message
+from gradwatch.errors import RunError
+from gradwatch.history.disk.ranks import part_of
+from gradwatch.history.disk.run_summary import summarize
+from gradwatch.history.ending import Ending
 
 
 def is_rank() -> bool:
@@ -33,14 +39,21 @@ def is_failure_shown() -> bool:
     return distributed is not None and distributed.is_initialized()
 
 
-def start(args: Sequence[str], *, ranks: int) -> int:
+def start(args: Sequence[str], *, ranks: int, directory: Path) -> int:
     """Run `gradwatch` with these arguments on ranks of this machine by torchrun, and return the exit code.
 
     The exit code is the code of the rank that failed first. Ctrl-C and SIGTERM are passed to every rank.
+
+    Args:
+        args: Arguments of `gradwatch`.
+        ranks: Number of ranks.
+        directory: Run directory of their training.
     """
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    from gradwatch.train.recovery import failures
 
     # torchrun's own default is one thread for each rank, with a warning
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // ranks)))
@@ -48,16 +61,49 @@ def start(args: Sequence[str], *, ranks: int) -> int:
     try:
         run.run(run.parse_args(["--standalone", "--nproc-per-node", str(ranks), "-m", "gradwatch", *args]))
     except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        if failure.exitcode < 0:
-            print_message("error", f"rank {rank} was killed by {failure.signal_name()}, so the others were ended, too")
-            return 128 - failure.exitcode  # as shells do
-        return int(failure.exitcode)
+        rank, code = _first_failure({rank: int(failure.exitcode) for rank, failure in error.failures.items()})
+        if code < 0:
+            print_message("error", _killed(directory, rank, signal.Signals(-code)))
+            return 128 - code  # as shells do
+        return code
     except SignalException:
         return INTERRUPTED
     finally:
         logging.disable(logging.NOTSET)
+        failures.discard_if_empty(directory)
     return 0
+
+
+def _first_failure(codes: Mapping[int, int]) -> tuple[int, int]:
+    """Return the rank that has failed first and its code, from the codes of all ranks that have failed.
+
+    Their times have whole seconds. But if one is killed, the others lose their connections to it and fail, or are ended
+    by SIGTERM, which torchrun sends after the first failure.
+    """
+
+    def order(item: tuple[int, int]) -> int:
+        _, code = item
+        return 2 if code == -signal.SIGTERM else 1 if code > 0 else 0
+
+    return min(codes.items(), key=order)
+
+
+def _killed(directory: Path, rank: int, by: signal.Signals) -> str:
+    """Return which rank of a run was killed at which step, and how to continue the run."""
+    from gradwatch.train.recovery import failures
+
+    steps = _steps(directory)
+    ending = Ending(kind="killed").sentence(_steps(part_of(directory, rank)))
+    why = " (Linux does so if memory runs out)" if by is signal.SIGKILL else ""
+    text = f"rank {rank} was {ending} by {by.name}{why}, so the others were ended, too"
+    return f"{text}; {failures.way_on(directory, steps)}" if steps else text
+
+
+def _steps(directory: Path) -> int:
+    try:
+        return summarize(directory).steps
+    except RunError:  # it has not begun
+        return 0
 
 
 def end(code: int) -> NoReturn:

@@ -30,7 +30,7 @@ def command(
         typer.Option(
             min=0,
             metavar="R",
-            help="Rank of a distributed loop, to read its part of RUN.",
+            help="Rank to search for the first bad operation; by default the first rank that has one.",
             show_default=False,
             rich_help_panel=STEPS,
         ),
@@ -48,19 +48,21 @@ def command(
 ) -> None:
     """Repeat a training step from its saved state, check that it is bit-identical, and find what made it NaN.
 
-    Exit codes: 0 every recorded number and the weights are bit-identical, 1 something differs, 2 no such run or step.
+    A step of several ranks is repeated in one process, and compared to rounding.
+
+    Exit codes: 0 every recorded number and the weights are the same, 1 something differs, 2 no such run or step.
     """
     from gradwatch.replay.locate_in_run import locate_in_run
     from gradwatch.replay.rerun import rerun
 
     run = run_or_newest(run, command="replay")
-    if rank is not None:
+    if rank is not None and not (run / "config.yaml").is_file():
         run = _part(run, rank)
     done = rerun(run, step=step, until=until)
     # the first bad step of several, else the replayed step
     bad = next((s.step for s in done.steps if not (math.isfinite(s.loss) and math.isfinite(s.norm))), None)
     searched = (
-        locate_in_run(run, done.step if bad is None else bad)
+        locate_in_run(run, done.step if bad is None else bad, rank=rank)
         if locate or (locate is None and bad is not None)
         else None
     )
@@ -76,17 +78,16 @@ def command(
         print_rerun(output(), done)
         if searched:
             output().print()
-            print_located(output(), searched.located, step=searched.step, since=searched.since)
+            print_located(output(), searched.located, step=searched.step, since=searched.since, rank=searched.rank)
     raise typer.Exit(0 if done.is_same else FINDINGS)
 
 
 def _part(run: Path, rank: int) -> Path:
+    """Return the directory of a rank of a distributed loop of the user's own."""
     from gradwatch.errors import RunError
     from gradwatch.history.disk.ranks import rank_parts
 
     parts = {0: run} | rank_parts(run)
     if rank not in parts:
         raise RunError(f"--rank: got {rank}, expected one of {', '.join(map(str, parts))}, the recorded ranks of {run}")
-    if rank and (run / "config.yaml").is_file():
-        raise RunError(f"--rank: got {rank}, expected 0: a training from a config is replayed in one process ({run})")
     return parts[rank]

@@ -42,6 +42,7 @@ def command(
             show_default=False,
         ),
     ] = None,
+    directory: Annotated[Path | None, typer.Option("--directory", hidden=True)] = None,
     fail_on: FailOnOption = "critical",
     log_format: Annotated[
         Literal["auto", "rich", "plain", "json"],
@@ -64,9 +65,11 @@ def command(
         file = _file(config, resume)
         checked = load_config(file, overrides or [], changes=set_files or [], is_new=resume is None)
         if nproc and nproc > 1:
-            options = _options(overrides, set_files, resume, fail_on=fail_on, log_format=log_format)
             _check_start(checked, nproc)
-            raise typer.Exit(ranks.start(["train", *([str(config)] if config else []), *options], ranks=nproc))
+            directory = resume or _new_directory(checked)
+            options = _options(overrides, set_files, fail_on=fail_on, log_format=log_format)
+            place = [str(config), f"--directory={directory}"] if config else [f"--resume={directory}"]
+            raise typer.Exit(ranks.start(["train", *place, *options], ranks=nproc, directory=directory))
         if ranks.is_printing_rank():
             for warning in ineffective_settings(checked):
                 print_message("warning", warning)
@@ -74,7 +77,7 @@ def command(
         from gradwatch.train.loop import train  # torch, now that the config is known to be right
 
         checked = _settled(checked, lambda given: load_config(file, given, changes=set_files or []), overrides or [])
-        outcome = train(checked, resume=resume, log_format=log_format, forecast=_forecast)
+        outcome = train(checked, resume=resume, directory=directory, log_format=log_format, forecast=_forecast)
     except OutOfMemoryError as error:
         if ranks.is_printing_rank():
             from gradwatch.cli.output.out_of_memory import print_failed_step
@@ -132,12 +135,17 @@ def _check_start(config: Config, nproc: int) -> None:
     check_parallel(config.train, nproc)
 
 
-def _options(
-    overrides: list[str] | None, set_files: list[Path] | None, resume: Path | None, *, fail_on: str, log_format: str
-) -> list[str]:
+def _new_directory(config: Config) -> Path:
+    """Return a new run directory, which this process makes so that it knows the run of its ranks."""
+    from gradwatch.train.loop import new_directory
+
+    return new_directory(config)
+
+
+def _options(overrides: list[str] | None, set_files: list[Path] | None, *, fail_on: str, log_format: str) -> list[str]:
     """Return the options of this call for the ranks."""
     repeated = [("--set", text) for text in overrides or ()] + [("--set-file", str(file)) for file in set_files or ()]
-    once = [("--fail-on", fail_on), ("--log-format", log_format), *([("--resume", str(resume))] if resume else [])]
+    once = [("--fail-on", fail_on), ("--log-format", log_format)]
     return [f"{name}={value}" for name, value in (*repeated, *once)]
 
 

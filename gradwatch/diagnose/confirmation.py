@@ -16,6 +16,9 @@ from gradwatch.records import Finding, Remedy, RunInfo, Severity
 OWN_STEP = "There, `step` is a function of the batch that returns the loss, without the optimizer."
 NOT_KEPT = "This run did not save the step: record the steps as below, run the loop again, and diagnose it again."
 
+NOT_KEPT_BY_RANKS = "To save it, pass record=True to gradwatch.watch on all ranks."
+RANK_KIND = "rank-non-finite"
+
 
 def confirmation(cause: Cause, case: Case, history: History, *, remedies: Sequence[Remedy]) -> tuple[str, str]:
     """Return how to confirm a cause: sentences, and a command or Python code, which may be empty.
@@ -29,8 +32,10 @@ def confirmation(cause: Cause, case: Case, history: History, *, remedies: Sequen
     text, run = cause.confirm, history.directory
     if not case.is_own_loop:
         return text, _config_command(cause, case, history, remedies) if run else ""
+    if (rank := _bad_rank(case)) is not None:
+        return _of_rank(cause, case, run, rank)
     if not cause.is_confirmed_by_rerun:
-        return (text, "") if run is None else _of_rank(text, case, run)
+        return text, ""
     if run and (step := _incident_step(history, case.findings)) is not None:
         return f"{text} {OWN_STEP}", rerun_code(history, step)
     where = f"runs/{case.info.name}" if run is None else str(run)
@@ -38,14 +43,20 @@ def confirmation(cause: Cause, case: Case, history: History, *, remedies: Sequen
     return f"{text} {NOT_KEPT}", f'monitor = gradwatch.watch({models}, optimizer, run="{where}", record=True)'
 
 
-def _of_rank(text: str, case: Case, run: Path) -> tuple[str, str]:
-    """Return how to run a saved step of another rank again, if a finding names the rank and the step."""
+def _bad_rank(case: Case) -> int | None:
+    """Return the rank that the case traces a NaN or Inf to, or None."""
+    evidence = (q for finding in case.findings if finding.kind == RANK_KIND for q in finding.evidence)
+    return next((int(q.value) for q in evidence if q.key == "rank"), None)
+
+
+def _of_rank(cause: Cause, case: Case, run: Path | None, rank: int) -> tuple[str, str]:
+    """Return how to run the saved step of a rank again, or how to save it."""
+    saved = saved_steps(part_of(run, rank)) if run else []
     for finding in case.findings:
-        rank = next((int(q.value) for q in finding.evidence if q.key == "rank"), 0)
-        saved = saved_steps(part_of(run, rank)) if rank and finding.kind == "rank-non-finite" else []
-        if finding.since in saved:
-            return f"{text} {OWN_STEP}", _call(part_of(run, rank), saved.index(finding.since), case.info)
-    return text, ""
+        if run and finding.kind == RANK_KIND and finding.since in saved:
+            code = _call(part_of(run, rank), saved.index(finding.since), case.info)
+            return f"{cause.confirm} {OWN_STEP}", code
+    return f"{cause.confirm} {NOT_KEPT_BY_RANKS}" if cause.is_confirmed_by_rerun else cause.confirm, ""
 
 
 def rerun_code(history: History, step: int) -> str:
@@ -75,6 +86,9 @@ def _call(run: Path | None, index: int, info: RunInfo) -> str:
 
 def _config_command(cause: Cause, case: Case, history: History, remedies: Sequence[Remedy]) -> str:
     run = shlex.quote(str(history.directory))
+    if (rank := _bad_rank(case)) is not None:
+        since = next(finding.since for finding in case.findings if finding.kind == RANK_KIND)
+        return f"gradwatch replay {run} --rank {rank} --step {since}"
     if cause.is_confirmed_by_rerun:
         step = _incident_step(history, case.findings)
         return f"gradwatch replay {run} --step {case.findings[0].since if step is None else step}"

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, final
 
@@ -156,15 +156,19 @@ def compare(first: History, second: History, *, tolerance: float | None = None) 
     )
 
 
-def compare_rows(recorded: Mapping[str, Any], again: Mapping[str, Any]) -> tuple[list[ValueDifference], dict[int, int]]:
-    """Compare the rows of a rerun with the recorded rows, bit by bit.
+def compare_rows(
+    recorded: Mapping[str, Any], again: Mapping[str, Any], *, tolerance: float = 0.0, without: Collection[str] = ()
+) -> tuple[list[ValueDifference], dict[int, int]]:
+    """Compare the rows of a rerun with the recorded rows, bit by bit or with a tolerance.
 
     Clocks and statistics that only one side has are skipped. Sampled statistics are skipped at steps that only one side
-    sampled.
+    sampled. With a tolerance, means that may cancel are skipped.
 
     Args:
         recorded: The recorded rows, by table: statistics (S), layers (L), steps (T) and values (T, S, L).
         again: The rows of the rerun.
+        tolerance: Relative difference that is none.
+        without: Further statistics to skip.
 
     Returns:
         The differences, ordered by step, with the whole run before its layers; and the number of compared values by
@@ -174,7 +178,10 @@ def compare_rows(recorded: Mapping[str, Any], again: Mapping[str, Any]) -> tuple
     counts: dict[int, int] = {}
     for name, table in recorded.items():
         other = again[name]
-        common = [s for s in table["statistics"] if s in other["statistics"] and s not in catalogue.CLOCK_NAMES]
+        if not other["layers"]:  # the activations of several ranks are not measured again
+            continue
+        skipped = {*catalogue.CLOCK_NAMES, *without, *(CANCELLING_MEANS if tolerance else ())}
+        common = [s for s in table["statistics"] if s in other["statistics"] and s not in skipped]
         columns = [table["statistics"].index(s) for s in common], [other["statistics"].index(s) for s in common]
         steps_T, at_T, again_T = np.intersect1d(table["steps"], other["steps"], return_indices=True)
         was_TSL, is_TSL = table["values"][at_T][:, columns[0]], other["values"][again_T][:, columns[1]]
@@ -190,7 +197,7 @@ def compare_rows(recorded: Mapping[str, Any], again: Mapping[str, Any]) -> tuple
         for t, step in enumerate(steps_T.tolist()):
             # summed over the tables
             counts[step] = counts.get(step, 0) + int((~is_left_out_TSL[t]).sum())
-        for t, s, layer in np.argwhere((was_TSL != is_TSL) & ~is_left_out_TSL).tolist():
+        for t, s, layer in np.argwhere(_is_different(was_TSL, is_TSL, tolerance) & ~is_left_out_TSL).tolist():
             differences.append(
                 ValueDifference(
                     step=int(steps_T[t]),
@@ -205,7 +212,12 @@ def compare_rows(recorded: Mapping[str, Any], again: Mapping[str, Any]) -> tuple
 
 def choose_tolerance(first: History, second: History) -> float:
     """Return the largest relative difference that rounding explains in the coarser format of two runs."""
-    coarser = max(ROUNDOFF.get(history.info.precision, ROUNDOFF["fp32"]) for history in (first, second))
+    return max(rounding_tolerance(history.info.precision) for history in (first, second))
+
+
+def rounding_tolerance(precision: str) -> float:
+    """Return the largest relative difference that rounding explains in a format, such as `bf16`."""
+    coarser = ROUNDOFF.get(precision, ROUNDOFF["fp32"])
     return max(SUM_ROUNDINGS * ROUNDOFF["fp32"], STORE_ROUNDINGS * coarser if coarser > ROUNDOFF["fp32"] else 0.0)
 
 

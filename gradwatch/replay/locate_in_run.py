@@ -12,6 +12,7 @@ from typing import Any, final
 import numpy as np
 from torch import Tensor
 
+from gradwatch.errors import RunError
 from gradwatch.history.disk.writer import read
 from gradwatch.history.store import History
 from gradwatch.replay.locate.bad_operation import Located
@@ -32,27 +33,51 @@ class Search:
         step: Optimizer step.
         located: First bad operation of the step, or None if there is none.
         since: Step with the update that made the weight bad; None for other causes, or if the history does not show it.
+        rank: Rank of the operation; None with one process, or if no rank has a bad operation.
     """
 
     step: int
     located: Located | None
     since: int | None
+    rank: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
-        return {"step": self.step, "bad_since": self.since, **(self.located.to_json() if self.located else {})}
+        of_rank = {} if self.rank is None else {"rank": self.rank}
+        found = self.located.to_json() if self.located else {}
+        return {"step": self.step, **of_rank, "bad_since": self.since, **found}
 
 
-def locate_in_run(run: Path, step: int) -> Search:
+def locate_in_run(run: Path, step: int, *, rank: int | None = None) -> Search:
     """Search a step of a run for its first bad operation.
 
+    Args:
+        run: The run directory.
+        step: Optimizer step.
+        rank: Rank to search, if several ranks made the step. By default, they are searched in their order.
+
     Raises:
-        GradwatchError: The step cannot be restored.
+        GradwatchError: The step cannot be restored, or there is no such rank.
     """
-    with restore_step(run, step) as restored:
-        located = locate_step(restored)
+    with restore_step(run, step, of_ranks=True) as restored:
+        number, located = _locate_on_ranks(restored, rank)
     weight = located.weight if located else None
-    return Search(step=step, located=located, since=bad_since(read(run), weight.name) if weight else None)
+    since = bad_since(read(run), weight.name) if weight else None
+    return Search(step=step, located=located, since=since, rank=number)
+
+
+def _locate_on_ranks(restored: RestoredStep, rank: int | None) -> tuple[int | None, Located | None]:
+    """Return the first bad operation of a restored step, and its rank if there are several."""
+    size = restored.world_size
+    if rank is not None and rank >= size:
+        raise RunError(f"--rank: got {rank}, expected a number below {size}, the number of ranks of this step")
+    if size == 1:
+        return None, locate_step(restored)
+    for number in range(size) if rank is None else (rank,):
+        restored.turn_to(number)
+        if located := locate_step(restored):
+            return number, located
+    return None, None
 
 
 def locate_step(restored: RestoredStep) -> Located | None:
@@ -60,8 +85,7 @@ def locate_step(restored: RestoredStep) -> Located | None:
     stepper = restored.stepper()
     restored.restore()
     try:
-        shares = stepper.objective.shares(restored.window)
-        for share, batch, indices_B in zip(shares, restored.window, restored.indices, strict=True):
+        for share, batch, indices_B in zip(restored.shares, restored.window, restored.indices, strict=True):
             step = _forward_backward(stepper, share)
             # a share of 0: no target of the micro-batch counts, so its loss has no part in the step
             if share and (located := locate(step, *batch, model=stepper.model)):

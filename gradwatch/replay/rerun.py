@@ -1,28 +1,36 @@
-"""Rerun recorded steps, and report whether they are bit-identical, or which values differ and by how much."""
+"""Rerun recorded steps, and report whether they are the same, or which values differ and by how much."""
 
 # T = recorded steps, L = layers (rows of a table), S = statistics
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from gradwatch.config.load import load_config
 from gradwatch.errors import RunError
-from gradwatch.history.compare import ValueDifference, compare_rows
+from gradwatch.history.compare import ValueDifference, compare_rows, rounding_tolerance
+from gradwatch.history.disk.ranks import part_of
+from gradwatch.history.disk.writer import read
 from gradwatch.probe.batches.batch_hash import hash_batch
+from gradwatch.probe.device.sync import to_float
 from gradwatch.records import Finding
-from gradwatch.replay.restore.restored_session import restored_session, run_until
+from gradwatch.replay.restore.ranks_in_turn import RanksInTurn
+from gradwatch.replay.restore.restored_session import ranks_in_turn, restored_session, run_until
 from gradwatch.replay.restore.start_state import StartState, find_start_state, recorded
 from gradwatch.train import checkpoint
 from gradwatch.train.recovery.incidents import fingerprint, rows
+from gradwatch.train.session import Session
 from gradwatch.train.training_state import machine
 
-NORM = "grad_norm.before_clip"
+NORM, HASH = "grad_norm.before_clip", "batch_hash"
 AHEAD = 100
 """Maximum number of steps to run past the requested ones, to reach a recorded hash of the weights."""
 
@@ -36,16 +44,20 @@ class Weights:
         step: The step that follows.
         recorded: Hash of the weights of the run, from an incident or a checkpoint.
         again: Hash of the weights of the rerun.
+        distance: Norm of the difference of the weights, relative to their norm; None if only the hash is known.
+        tolerance: Largest distance that is none.
     """
 
     step: int
     recorded: str
     again: str
+    distance: float | None = None
+    tolerance: float = 0.0
 
     @property
     def is_same(self) -> bool:
-        """Whether the weights are bit-identical."""
-        return self.recorded == self.again
+        """Whether the weights are bit-identical, or as close as the tolerance allows."""
+        return self.recorded == self.again or (self.distance is not None and self.distance <= self.tolerance)
 
 
 @final
@@ -88,6 +100,8 @@ class Rerun:
         weights: Comparisons of the weights at all steps with a recorded hash, in the order of steps.
         machine: Changed properties of the machine: name to recorded and current value.
         is_data_changed: Whether a batch differs from the recorded one.
+        world_size: Number of ranks that made the steps. The rerun of several ranks may be rounded in another way.
+        tolerance: Largest relative difference that is none: 0 with one process.
     """
 
     run: Path
@@ -102,10 +116,12 @@ class Rerun:
     weights: tuple[Weights, ...]
     machine: dict[str, tuple[Any, Any]]
     is_data_changed: bool
+    world_size: int = 1
+    tolerance: float = 0.0
 
     @property
     def is_same(self) -> bool:
-        """Whether all recorded values and weights are bit-identical."""
+        """Whether all recorded values and weights are bit-identical; of several ranks, equal to rounding."""
         return not self.differences and all(weights.is_same for weights in self.weights)
 
     def to_json(self) -> dict[str, Any]:
@@ -128,7 +144,7 @@ def rerun(run: Path, *, step: int | None = None, until: int | None = None) -> Re
     Raises:
         RunError: The run has no such steps.
     """
-    source = find_start_state(run, step)
+    source = find_start_state(run, step, of_ranks=True)
     last = source.step if until is None else until
     if last < source.step:
         raise RunError(f"--until: got {last}, expected {source.step} or more, its first step")
@@ -137,15 +153,21 @@ def rerun(run: Path, *, step: int | None = None, until: int | None = None) -> Re
     asked = [number for number in known if number <= last + 1]
     # otherwise one hash after the requested steps, which covers their updates too
     ends = [] if last + 1 in known else [number for number in known if number > last][:1]
-    with restored_session(source, load_config(run / "config.yaml")) as session:
+    config = load_config(run / "config.yaml")
+    tolerance = rounding_tolerance(config.train.precision) if source.world_size > 1 else 0.0
+    with restored_session(source, config) as session:
+        ranks = ranks_in_turn(session, source)
         weights = []
         for number in asked + ends:
             run_until(session, number)
             if session.progress.step == number:  # the training may end before
-                weights.append(Weights(step=number, recorded=known[number], again=fingerprint(session.training)))
+                weights.append(_weights(session, number, known[number], tolerance=tolerance))
         run_until(session, last + 1)
         again = rows(session.pipeline.history, first=source.begins_at)
-        differences, counts = compare_rows(recorded(source), again)
+        before = recorded(source)
+        # of several ranks, the hash in the row of a step is that of a part of its batch
+        differences, counts = compare_rows(before, again, tolerance=tolerance, without=(HASH,) if ranks else ())
+        differences += _different_batches(run, ranks) if ranks else ()
         now = machine(session.device)
     # only recorded names: nothing is known about the machine at the start of a run
     changed = {name: (then, now.get(name)) for name, then in source.machine.items() if now.get(name) != then}
@@ -161,8 +183,40 @@ def rerun(run: Path, *, step: int | None = None, until: int | None = None) -> Re
         differences=tuple(differences),
         weights=tuple(weights),
         machine=changed,
-        is_data_changed=any(difference.statistic == "batch_hash" for difference in differences),
+        is_data_changed=any(difference.statistic == HASH for difference in differences),
+        world_size=source.world_size,
+        tolerance=tolerance,
     )
+
+
+def _weights(session: Session, step: int, recorded: str, *, tolerance: float) -> Weights:
+    """Compare the weights of a session with a recorded hash, and with a tolerance also with the checkpoint."""
+    again, distance = fingerprint(session.training), None
+    if tolerance and recorded != again:
+        saved = checkpoint.load(session.directory / "checkpoints", step=step)[1]["model"]
+        distance = _distance(saved, session.model.state_dict())
+    return Weights(step=step, recorded=recorded, again=again, distance=distance, tolerance=tolerance)
+
+
+def _distance(recorded: Mapping[str, Tensor], again: Mapping[str, Tensor]) -> float:
+    """Return the norm of the difference of all floating-point tensors, relative to their norm."""
+    names = [name for name, tensor in recorded.items() if tensor.is_floating_point()]
+    gaps = [again[name].detach().to("cpu", torch.float64) - recorded[name].to(torch.float64) for name in names]
+    gap, whole = (
+        math.hypot(*(to_float(t.norm()) for t in tensors)) for tensors in (gaps, [recorded[n] for n in names])
+    )
+    return gap / whole if whole else gap
+
+
+def _different_batches(run: Path, ranks: RanksInTurn) -> Iterator[ValueDifference]:
+    """Yield the parts of batches whose hashes differ from the recorded ones, by rank."""
+    for rank in range(ranks.world_size):
+        history = read(part_of(run, rank))
+        recorded = dict(zip(history.steps(HASH).tolist(), history[HASH].tolist(), strict=True))
+        for step, hashes in ranks.hashes.items():
+            then, now = recorded.get(step, math.nan), hashes[rank]
+            if now is not None and not math.isnan(then) and then != now:
+                yield ValueDifference(step=step, statistic=HASH, layer=f"rank {rank}", recorded=then, again=float(now))
 
 
 def _known_weights(source: StartState, last: int) -> dict[int, str]:

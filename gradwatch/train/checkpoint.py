@@ -92,6 +92,17 @@ def load(root: Path, *, step: int | None = None) -> tuple[int, dict[str, Any]]:
     return load_with(_read, root, step=step)
 
 
+def num_ranks(root: Path, step: int) -> int:
+    """Return the number of ranks that wrote the checkpoint of a step."""
+    return checkpoint_folder.manifest(_folders(root)[step]).ranks
+
+
+def parts(root: Path, step: int) -> list[dict[str, Any]]:
+    """Return the states of all ranks in a checkpoint that `load` has read, with sharded tensors still to be read."""
+    folder = _folders(root)[step]
+    return [checkpoint_folder.read_part(checkpoint_folder.part_of(folder, i)) for i in range(num_ranks(root, step))]
+
+
 def load_with(read: Callable[[Path], T], root: Path, *, step: int | None = None) -> tuple[int, T]:
     """Read the newest good checkpoint with a function of its folder that raises `DamagedError`; see `load`."""
     found = _folders(root)

@@ -66,6 +66,7 @@ def train(
     config: Config,
     *,
     resume: Path | None = None,
+    directory: Path | None = None,
     log_format: LogFormat = "auto",
     forecast: Forecast | None = None,
 ) -> Outcome:
@@ -74,6 +75,7 @@ def train(
     Args:
         config: The run's config.
         resume: Run directory to continue from its last checkpoint, with bit-identical numbers.
+        directory: Run directory from `new_directory`; by default, it is created.
         log_format: `auto`, `rich`, `plain` or `json`.
         forecast: Plans the memory of a step, for the summary; or None.
 
@@ -94,7 +96,7 @@ def train(
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(config.train.threads)
         stack.enter_context(failures.explained())
-        directory = resume or _shared_directory(config, ranks)
+        directory = resume or _shared_directory(config, ranks, made=directory)
         before = resume_check.check(directory, config) if resume else None
         if not resume and is_first(ranks):
             # entered before the session's files, so that they are closed when the directory is removed
@@ -118,8 +120,12 @@ def train(
         return Outcome(directory=directory, ending=ending.kind, history=session.pipeline.history, diagnoses=diagnoses)
 
 
-def _shared_directory(config: Config, ranks: Ranks | None) -> Path:
-    """Return the run directory that rank 0 creates."""
+def _shared_directory(config: Config, ranks: Ranks | None, *, made: Path | None) -> Path:
+    """Return the run directory that rank 0 creates, or the one that is made, with the config in it."""
+    if made:
+        if is_first(ranks):
+            (made / "config.yaml").write_text(config.to_yaml())  # a budget in it is settled by now
+        return made
     if ranks is None:
         return new_directory(config)
     return Path(ranks.from_first(str(new_directory(config)) if ranks.is_first else ""))

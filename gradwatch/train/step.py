@@ -7,7 +7,7 @@ import enum
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, final
+from typing import Any, Literal, NamedTuple, Self, final
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +59,12 @@ class Passes(NamedTuple):
     samples: int
     sources: tuple[Source, ...] = ()
 
+    @classmethod
+    def joined(cls, rows: Sequence[Sequence[float]]) -> Self:
+        """Return the result of all ranks from the row of each, which `Stepper.pass_of_rank` returns."""
+        sources = tuple(Source(int(row[1])) for row in rows)
+        return cls(math.fsum(row[0] for row in rows), not any(sources), int(sum(row[2] for row in rows)), sources)
+
 
 @dataclass(slots=True, kw_only=True)  # not frozen: a frozen one takes 5x as long to create, once per step
 class StepResult:
@@ -101,6 +107,7 @@ class Stepper:
         clip: Limit of the gradient, or None.
         on_nonfinite: Action if loss or gradient is not finite.
         ranks: The ranks of the training, or None with one process.
+        passes: Makes the passes of a step in another way than `backward`, or None.
     """
 
     model: nn.Module
@@ -113,6 +120,7 @@ class Stepper:
     clip: Clip | None
     on_nonfinite: Literal["skip", "stop", "continue"]
     ranks: Ranks | None = None
+    passes: Callable[[Stepper, Sequence[Batch]], Passes] | None = None
 
     def run(self, window: Sequence[Batch]) -> StepResult:
         """Make one optimizer step from the micro-batches of its window."""
@@ -180,6 +188,8 @@ class Stepper:
 
     def backward(self, window: Sequence[Batch]) -> Passes:
         """Add up the gradients of a window."""
+        if self.passes:
+            return self.passes(self, window)
         if self.ranks:
             return self._backward_on_ranks(window, self.ranks)
         total, finite, is_first = 0.0, True, True
@@ -203,19 +213,47 @@ class Stepper:
         return Passes(total, finite, _num_samples(window))
 
     def _backward_on_ranks(self, window: Sequence[Batch], ranks: Ranks) -> Passes:
+        counts = self.counts(window)
+        rows = [] if self.objective.is_sum else ranks.gather(counts)
+        weights = self.weights(counts, rows, ranks.world_size)
+        return Passes.joined(ranks.gather(self.pass_of_rank(window, weights, ranks.world_size)))
+
+    def counts(self, window: Sequence[Batch]) -> list[float]:
+        """Return how much each micro-batch of a rank counts in the mean over the micro-batches of all ranks."""
+        is_real = [not isinstance(batch, StandIn) for batch in window]
+        if self.objective.is_sum:
+            return [float(real) for real in is_real]
+        return [
+            self.objective.count(targets) if real else 0.0 for real, (_, targets) in zip(is_real, window, strict=True)
+        ]
+
+    def weights(self, counts: Sequence[float], rows: Sequence[Sequence[float]], world_size: int) -> list[float]:
+        """Return the factor of the loss of each micro-batch in the average over the ranks.
+
+        The engines average the gradients over the ranks, so the factors make that the gradient of the global loss.
+
+        Args:
+            counts: Counts of the micro-batches of this rank.
+            rows: Counts of each rank; not used by a loss that is a sum.
+            world_size: Number of ranks.
+        """
+        total = 1.0 if self.objective.is_sum else math.fsum(count for row in rows for count in row)
+        return [world_size * count / total if total else 0.0 for count in counts]
+
+    def pass_of_rank(self, window: Sequence[Batch], weights: Sequence[float], world_size: int) -> list[float]:
         """Take part in the passes of all ranks: each runs every pass, even without targets, or the others would hang.
 
-        The engines average the gradients over the ranks, so each loss is weighted to make that the gradient of the
-        global loss.
+        Returns:
+            The loss in the global loss, the `Source` of a loss that is not finite, and the number of samples.
         """
         part, source = 0.0, Source.NOTHING
-        for i, (weight, batch) in enumerate(zip(self._weights(window, ranks), window, strict=True)):
+        for i, (weight, batch) in enumerate(zip(weights, window, strict=True)):
             with synchronizing(self.model, is_last=i == len(window) - 1):
                 inputs, targets = to_device(tuple(batch), self.device)
                 if weight:
                     _, loss = self.forward(inputs, targets)
                     value = to_float(loss)
-                    part += weight / ranks.world_size * value
+                    part += weight / world_size * value
                     if not math.isfinite(value):
                         source = max(source, Source.LOSS if _is_finite(inputs) else Source.INPUTS)
                     loss = loss * weight
@@ -224,21 +262,7 @@ class Stepper:
                 if i == 0:
                     self.optimizer.zero_grad(set_to_none=True)
                 (self.scaler.scale(loss) if self.scaler else loss).backward()
-        samples = sum(0 if isinstance(batch, StandIn) else len(batch[1]) for batch in window)
-        rows = ranks.gather([part, source, samples])
-        sources = tuple(Source(int(row[1])) for row in rows)
-        return Passes(math.fsum(row[0] for row in rows), not any(sources), int(sum(row[2] for row in rows)), sources)
-
-    def _weights(self, window: Sequence[Batch], ranks: Ranks) -> list[float]:
-        """Return the factor of each micro-batch's loss in the average over the ranks."""
-        is_real = [not isinstance(batch, StandIn) for batch in window]
-        if self.objective.is_sum:
-            return [float(ranks.world_size * real) for real in is_real]
-        counts = [
-            self.objective.count(targets) if real else 0.0 for real, (_, targets) in zip(is_real, window, strict=True)
-        ]
-        total = math.fsum(count for row in ranks.gather(counts) for count in row)
-        return [ranks.world_size * count / total if total else 0.0 for count in counts]
+        return [part, source, sum(0 if isinstance(batch, StandIn) else len(batch[1]) for batch in window)]
 
     def _zero_loss(self, inputs: Any) -> Tensor:
         """Return a loss of 0 that reaches every parameter that the outputs reach."""

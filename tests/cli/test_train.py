@@ -12,8 +12,8 @@ def trained(monkeypatch, history, tmp_path):
     """Put a training in place that only notes what it was asked for; its outcome can be changed."""
     calls = SimpleNamespace(args=None, outcome=SimpleNamespace(directory=tmp_path, ending="finished", history=history))
 
-    def train(config, *, resume, log_format, forecast):
-        calls.args = SimpleNamespace(config=config, resume=resume, log_format=log_format)
+    def train(config, *, resume, directory, log_format, forecast):
+        calls.args = SimpleNamespace(config=config, resume=resume, directory=directory, log_format=log_format)
         return calls.outcome
 
     monkeypatch.setattr("gradwatch.train.loop.train", train)
@@ -26,7 +26,7 @@ def test_a_config_is_trained_with_its_overrides(gradwatch, config, trained):
     assert (result.code, result.err) == (0, "")
     assert trained.args.config.train.steps == 7
     assert trained.args.config.optim.options == {"lr": 3e-4}
-    assert (trained.args.resume, trained.args.log_format) == (None, "json")
+    assert (trained.args.resume, trained.args.directory, trained.args.log_format) == (None, None, "json")
 
 
 def test_a_run_is_resumed_with_the_config_in_it(gradwatch, recorded, trained):

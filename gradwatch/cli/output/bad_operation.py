@@ -16,7 +16,9 @@ LABEL = 10
 Row = tuple[str, str | Text]
 
 
-def print_located(console: Console, located: Located | None, *, step: int, since: int | None = None) -> None:
+def print_located(
+    console: Console, located: Located | None, *, step: int, since: int | None = None, rank: int | None = None
+) -> None:
     """Print the first bad operation of a step.
 
     Args:
@@ -24,11 +26,13 @@ def print_located(console: Console, located: Located | None, *, step: int, since
         located: The operation, or None if there is none.
         step: The step.
         since: Step whose update made the weight bad, if a weight is the cause and the step is known.
+        rank: Rank of the operation, if there are several.
     """
     if located is None:
         console.print(f"step {step:,}: every operation is finite, forward and backward")
         return
-    console.print(Text.assemble(f"step {step:,}: {located.verdict} ", (located.title, "bold")))
+    of_rank = "" if rank is None else f"rank {rank}, "
+    console.print(Text.assemble(f"{of_rank}step {step:,}: {located.verdict} ", (located.title, "bold")))
     console.print(grid(styled_rows(located, since)))
 
 

@@ -30,7 +30,8 @@ def print_rerun(console: Console, rerun: Rerun) -> None:
     signs = glyphs(console)
     which = f"step {rerun.step:,}" if rerun.step == rerun.until else f"steps {rerun.step:,} to {rerun.until:,}"
     if rerun.is_same:
-        line = Text.assemble((f"{signs.ok} {which} of {rerun.run.name}: bit-identical", OK))
+        same = "bit-identical" if rerun.world_size == 1 else "equal to rounding"
+        line = Text.assemble((f"{signs.ok} {which} of {rerun.run.name}: {same}", OK))
     else:
         sign = f"{signs.marks[Severity.WARNING]} {which} of {rerun.run.name}: differs from the recording"
         line = Text.assemble((sign, SEVERITY[Severity.WARNING]))
@@ -48,10 +49,14 @@ def _rows(rerun: Rerun) -> Iterator[Row]:
     last = max(rerun.until, *[weights.step - 1 for weights in rerun.weights], rerun.start_step)
     origin = {"incident": "the saved snapshot", "checkpoint": "a checkpoint"}.get(rerun.source)
     yield "replayed", f"steps {rerun.start_step:,} to {last:,}, from {origin or 'the start of the run'}"
+    if rerun.world_size > 1:
+        ranks = f"{rerun.world_size} ranks in one process, which rounds sums over the ranks in another way"
+        yield "ranks", f"{ranks}: relative differences up to {rerun.tolerance:.0e} are none"
     yield "compared", f"{rerun.compared:,} recorded numbers of these steps: losses, norms, statistics of every layer"
     for weights in rerun.weights:
         was_and_is = f"were {weights.recorded}, are {weights.again}"
-        same = f"identical ({weights.again})" if weights.is_same else was_and_is
+        near = "" if weights.distance is None else f"relative distance {weights.distance:.1e}"
+        same = (near or f"identical ({weights.again})") if weights.is_same else f"{was_and_is}{near and f', {near}'}"
         yield "weights", f"before step {weights.step:,}: {same}"
     if not rerun.weights:
         yield "weights", "no later weights were saved; the gradients of every layer depend on all of their bits"
@@ -79,7 +84,8 @@ def _table(rerun: Rerun) -> Table:
     for title in ("  step", "loss", "gradient", "update", "recorded numbers"):
         table.add_column(title, justify="left" if title in ("update", "recorded numbers") else "right")
     for shown in rerun.steps[:STEPS]:
-        compared = f"{shown.compared:,} {'identical' if shown.is_same else 'compared, some differ'}"
+        same = "identical" if rerun.world_size == 1 else "equal"
+        compared = f"{shown.compared:,} {same if shown.is_same else 'compared, some differ'}"
         table.add_row(
             f"  {shown.step:,}",
             f"{shown.loss:.6g}",

@@ -10,11 +10,15 @@ from typing import final
 import torch
 
 from gradwatch.config.sections.root import Config
+from gradwatch.data._randomness import seed_of
+from gradwatch.errors import RunError
+from gradwatch.replay.restore.ranks_in_turn import RanksInTurn
 from gradwatch.replay.restore.start_state import StartState
 from gradwatch.state.rng import random_state, set_random_state
 from gradwatch.train import loop
 from gradwatch.train.reproducible import reproducible, seed_all
 from gradwatch.train.session import Session
+from gradwatch.train.streams.batches import StreamBatches
 
 
 @contextlib.contextmanager
@@ -30,8 +34,10 @@ def restored_session(source: StartState, config: Config) -> Iterator[Session]:
         stack.enter_context(isolated_process(config, threads=source.machine.get("threads")))
         # without workers: they do not change the batches, and starting them takes 1 s
         data = config.data.model_copy(update={"workers": 0})
-        # without a time budget, so that every statistic that the run may have measured is measured
-        watch = config.watch.model_copy(update={"budget": 0.0})
+        # without a time budget, so that every statistic that the run may have measured is measured; the activations of
+        # several ranks would be mixed
+        alone = {"activations_every": 0} if source.world_size > 1 else {}
+        watch = config.watch.model_copy(update={"budget": 0.0} | alone)
         quiet = config.model_copy(update={"data": data, "watch": watch})
         if not source.state:  # the start of the run: the seed reproduces its initial weights
             seed_all(config.run.seed)
@@ -40,6 +46,33 @@ def restored_session(source: StartState, config: Config) -> Iterator[Session]:
         session.progress.bad = source.bad or session.progress.bad
         stack.callback(session.training.end_workers)
         yield session
+
+
+def ranks_in_turn(session: Session, source: StartState) -> RanksInTurn | None:
+    """Let a restored session make the passes of all ranks of its run, or return None if it had only one.
+
+    Args:
+        session: The session, at the recorded state.
+        source: The recorded state.
+
+    Raises:
+        RunError: One process cannot make their passes.
+    """
+    if source.world_size == 1:
+        return None
+    made = f"{source.run}: {source.world_size} ranks made step {source.step}"
+    if session.config.train.sync_batchnorm:
+        raise RunError(f"{made} with train.sync_batchnorm, which needs them all to run it again")
+    if isinstance(session.batches, StreamBatches):
+        raise RunError(f"{made} of a stream, from which one process cannot read the parts of several ranks")
+    random_R = list(source.random) or [random_state()]
+    for rank in range(len(random_R), source.world_size):  # without a part in the checkpoint: as at its first step
+        torch.manual_seed(seed_of(session.config.run.seed, source.begins_at, rank))
+        random_R.append(random_state())
+    set_random_state(random_R[0])
+    ranks = RanksInTurn(session.training, random_R)
+    session.stepper.passes = ranks.passes
+    return ranks
 
 
 def run_until(session: Session, step: int) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
 from gradwatch.diagnose.confirmation import rerun_code
 from gradwatch.errors import RunError
-from gradwatch.history.disk.header import NAME
+from gradwatch.history.disk.header import NAME, Header
 from gradwatch.history.disk.ranks import rank_parts
 from gradwatch.history.disk.writer import read
 from gradwatch.history.store import History
@@ -32,6 +33,8 @@ class StartState:
         state: State for a `Session`; empty for the start of the run, which the seed reproduces.
         machine: Machine and settings that the bits depend on, from `training_state.machine`; empty if unknown.
         bad: Batches that the run skipped after a rewind. The remaining history has no step with these batches.
+        world_size: Number of ranks that made the steps since the state.
+        random: States of the random generators of the ranks, as many as the checkpoint has.
     """
 
     run: Path
@@ -41,6 +44,8 @@ class StartState:
     state: dict[str, Any]
     machine: dict[str, Any]
     bad: list[Identity] = field(default_factory=list)
+    world_size: int = 1
+    random: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def begins_at(self) -> int:
@@ -48,12 +53,13 @@ class StartState:
         return int(self.state["progress"]["step"]) if self.state else 0
 
 
-def find_start_state(run: Path, step: int | None = None) -> StartState:
+def find_start_state(run: Path, step: int | None = None, *, of_ranks: bool = False) -> StartState:
     """Find the recorded state from which to rerun a step.
 
     Args:
         run: The run directory.
         step: The step, or None for the step of the first incident.
+        of_ranks: Whether a step that several ranks have made is accepted.
 
     Raises:
         RunError: The run or the step does not exist, or no step is given and the run has no incident.
@@ -62,11 +68,6 @@ def find_start_state(run: Path, step: int | None = None) -> StartState:
         raise RunError(
             f"{run}: not a run of `gradwatch train` (no config.yaml), and only such a run can be replayed "
             f"from its directory; {_own_way(run, step)}"
-        )
-    if rank_parts(run):
-        raise RunError(
-            f"{run}: several ranks trained it, and a step of several ranks cannot be run again yet; train in one "
-            "process to record steps that can be replayed"
         )
     found = incidents(run)
     if step is None:
@@ -84,11 +85,13 @@ def find_start_state(run: Path, step: int | None = None) -> StartState:
     # the newest checkpoint first, for the fewest steps to rerun
     for number in sorted(checkpoint.steps(run / "checkpoints"), reverse=True):
         if number <= step:
-            return _of_checkpoint(run, step, incident, number)
+            return _checked(_of_checkpoint(run, step, incident, number), of_ranks=of_ranks)
     for other in found:
         if other.snapshot_step is not None and other.snapshot_step <= step <= other.step:
             return _of_incident(run, step, incident, other)
-    return StartState(run=run, step=step, incident=incident, kind="start", state={}, machine={}, bad=_left_out(run))
+    size = _world_size(run, after=0)
+    start = StartState(run=run, step=step, incident=incident, kind="start", state={}, machine={}, world_size=size)
+    return replace(_checked(start, of_ranks=of_ranks), bad=_left_out(run))
 
 
 def recorded(source: StartState) -> dict[str, Any]:
@@ -129,7 +132,28 @@ def _of_incident(run: Path, step: int, incident: Incident | None, holder: Incide
 def _of_checkpoint(run: Path, step: int, incident: Incident | None, number: int) -> StartState:
     state = checkpoint.load(run / "checkpoints", step=number)[1]
     machine, bad = state.get("machine", {}), _left_out(run)
-    return StartState(run=run, step=step, incident=incident, kind="checkpoint", state=state, machine=machine, bad=bad)
+    found = StartState(run=run, step=step, incident=incident, kind="checkpoint", state=state, machine=machine, bad=bad)
+    if (size := _world_size(run, after=number)) == 1:
+        return found
+    random = tuple(part["random"] for part in checkpoint.parts(run / "checkpoints", number)[:size])
+    return replace(found, world_size=size, random=random)
+
+
+def _checked(source: StartState, *, of_ranks: bool) -> StartState:
+    """Return a source, or raise a RunError if several ranks made its step and this is not accepted."""
+    if source.world_size > 1 and not of_ranks:
+        made = f"{source.run}: {source.world_size} ranks made step {source.step}"
+        raise RunError(f"{made}, and this needs a step of one process; `gradwatch replay` runs it again")
+    return source
+
+
+def _world_size(run: Path, *, after: int) -> int:
+    """Return the number of ranks that made the steps after a checkpoint: a resume may change it."""
+    if not rank_parts(run):
+        return 1
+    root = run / "checkpoints"
+    later = min((number for number in checkpoint.steps(root) if number > after), default=None)
+    return Header.read(run).info.world_size if later is None else checkpoint.num_ranks(root, later)
 
 
 def _left_out(run: Path) -> list[Identity]:

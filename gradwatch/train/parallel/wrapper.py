@@ -50,13 +50,13 @@ def synchronizing(model: nn.Module, *, is_last: bool) -> contextlib.AbstractCont
     """Return the context of a micro-batch, in which the gradients are averaged only after the last of a step.
 
     Args:
-        model: The module that `parallelize` has returned.
+        model: The module that `parallelize` has returned, or the model of one process, which has no average.
         is_last: Whether the micro-batch is the last one of its step.
     """
     if isinstance(model, DistributedDataParallel):
         return contextlib.nullcontext() if is_last else model.no_sync()
-    sharded: Any = model  # fully_shard has added the class FSDPModule
-    sharded.set_requires_gradient_sync(is_last)
+    if synchronize := getattr(model, "set_requires_gradient_sync", None):  # of FSDPModule, which fully_shard has added
+        synchronize(is_last)
     return contextlib.nullcontext()
 
 

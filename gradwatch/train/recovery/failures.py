@@ -27,9 +27,14 @@ def discarded_if_empty(directory: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:  # Ctrl-C leaves an empty directory too
-        if not _has_steps(directory):
-            shutil.rmtree(directory, ignore_errors=True)
+        discard_if_empty(directory)
         raise
+
+
+def discard_if_empty(directory: Path) -> None:
+    """Remove a run directory if no step was recorded in it."""
+    if not _has_steps(directory):
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -41,7 +46,7 @@ def resumable(session: Session) -> Iterator[None]:
     except BaseException as error:
         record_failure(session.pipeline, error)
         if session.progress.step > begun:  # without a step, there is nothing new to resume or diagnose
-            error.add_note(_way_on(session.directory, session.progress.step))
+            error.add_note(way_on(session.directory, session.progress.step))
         raise
 
 
@@ -63,7 +68,8 @@ def explained() -> Iterator[None]:
         raise
 
 
-def _way_on(directory: Path, steps: int) -> str:
+def way_on(directory: Path, steps: int) -> str:
+    """Return how far a run got, and the command that continues it."""
     told = f"the run got to step {steps:,}"
     last = checkpoint.newest(directory / "checkpoints")
     if last is None:

@@ -1,14 +1,23 @@
-"""Checkpoints of several ranks: exact on the same number, equal to rounding on another, and never half of one."""
+"""Checkpoints of several ranks: exact on the same number, equal to rounding on another, and never half of one.
+
+The steps that follow them are replayed in one process.
+"""
+
+import contextlib
+import json
 
 import checkpoint_worker
 import numpy as np
 import pytest
 import torch
+from checkpoint_worker import BAD_SAMPLE, BAD_STEP
 from processes import run_ranks
 
 from gradwatch import load_run
+from gradwatch.cli import main
 from gradwatch.errors import RunError
 from gradwatch.replay.rerun import rerun
+from gradwatch.replay.restore.restored_step import restore_step
 from gradwatch.state import checkpoint_folder
 from gradwatch.train import checkpoint
 
@@ -123,6 +132,76 @@ def test_a_full_disk_on_one_rank_ends_all_ranks_and_leaves_the_older_checkpoint(
     assert checkpoint.load(run / "checkpoints")[0] == 4
 
 
-def test_a_step_of_several_ranks_is_not_replayed_and_the_error_says_why(trained):
-    with pytest.raises(RunError, match="several ranks trained it, and a step of several ranks cannot be run again yet"):
-        rerun(trained("ddp"), step=3)
+@pytest.mark.parametrize(
+    ("case", "step", "until", "begins_at", "ranks"),
+    [
+        ("ddp", 5, 11, 4, 2),  # dropout, BatchNorm, fp16, random data
+        ("fsdp2", 7, 11, HALF, 2),
+        ("shrunk", 2, 5, 0, 4),
+        ("shrunk", 7, 8, HALF, 2),
+        ("shrunk", 10, 11, HALF + 3, 1),
+        ("grown", 2, 5, 0, 1),
+    ],
+)
+def test_steps_of_several_ranks_are_replayed_in_one_process(trained, case, step, until, begins_at, ranks):
+    done = rerun(trained(case), step=step, until=until)
+
+    assert done.is_same, (done.differences[:5], done.weights)
+    assert (done.world_size, done.start_step, len(done.steps)) == (ranks, begins_at, until - step + 1)
+    layers = len(load_run(trained(case)).info.layers)
+    assert done.compared >= 5 * layers * (until + 1 - begins_at), "every layer is compared at every step"
+    assert len(done.weights) == 1, "the next checkpoint"
+    assert (done.tolerance == 0) == (ranks == 1)
+
+
+def test_a_step_of_a_rank_is_traced_to_its_operation_and_sample(trained, capsys):
+    run = trained("spoilt")
+    assert "rank-non-finite" in [finding.kind for finding in load_run(run).findings]
+
+    code = main(["replay", str(run), "--step", str(BAD_STEP), "--format", "json"])
+
+    said = json.loads(capsys.readouterr().out)
+    assert (code, said["is_same"], said["start_step"], said["world_size"]) == (0, True, 3, 2)
+    assert said["located"]["rank"] == 1
+    assert said["located"]["samples_in_data"] == [BAD_SAMPLE]
+    assert said["located"]["operation"]["module"] == "blocks.0.linear"
+    assert said["located"]["operation"]["file"].endswith("mlp.py")
+    confirmed = next(d for d in load_run(run).diagnoses if "rank" in d.cause_id).code
+    assert confirmed == f"gradwatch replay {run} --rank 1 --step {BAD_STEP}"
+
+
+def test_another_rank_of_the_step_has_no_bad_operation(trained, capsys):
+    assert main(["replay", str(trained("spoilt")), "--step", str(BAD_STEP), "--rank", "0"]) == 0
+
+    shown = capsys.readouterr().out
+    assert f"step {BAD_STEP} of" in shown
+    assert "equal to rounding" in shown
+    assert "every operation is finite" in shown
+    assert main(["replay", str(trained("spoilt")), "--step", str(BAD_STEP), "--rank", "2"]) == 2
+    assert "--rank: got 2, expected a number below 2" in capsys.readouterr().err
+
+
+def test_a_part_that_is_read_otherwise_is_reported_as_changed_data(trained, monkeypatch):
+    monkeypatch.setattr(checkpoint_worker, "BAD_SAMPLE", checkpoint_worker.BAD_SAMPLE + 1)
+
+    done = rerun(trained("spoilt"), step=BAD_STEP)
+
+    assert done.is_data_changed
+    assert [d.layer for d in done.differences if d.statistic == "batch_hash"] == ["rank 1"]
+
+
+@pytest.mark.parametrize(
+    ("call", "case", "text"),
+    [
+        (lambda run: rerun(run, step=3), "stream", "2 ranks made step 3 of a stream"),
+        (lambda run: stack_of(restore_step(run, 3)), "spoilt", "this needs a step of one process; `gradwatch replay`"),
+    ],
+)
+def test_what_needs_one_process_says_so(trained, call, case, text):
+    with pytest.raises(RunError, match=text):
+        call(trained(case))
+
+
+def stack_of(context):
+    with contextlib.ExitStack() as stack:
+        return stack.enter_context(context)
