@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gradwatch.errors import FindingError as FindingError
     from gradwatch.gradcheck.audit.audit import audit_step as audit_step
     from gradwatch.gradcheck.check import check as check
+    from gradwatch.gradcheck.implicit.check_fixed_point import check_fixed_point as check_fixed_point
     from gradwatch.gradcheck.layer.check_layer import check_layer as check_layer
     from gradwatch.gradcheck.precision.measure import precision as precision
     from gradwatch.history.store import History as History
@@ -39,6 +40,7 @@ _HOME = {
     "attribute": "gradwatch.attribution.attribute",
     "audit_step": "gradwatch.gradcheck.audit.audit",
     "check": "gradwatch.gradcheck.check",
+    "check_fixed_point": "gradwatch.gradcheck.implicit.check_fixed_point",
     "check_layer": "gradwatch.gradcheck.layer.check_layer",
     "curvature": "gradwatch.probe.curvature",
     "incidents": "gradwatch.replay.incident",
@@ -62,6 +64,7 @@ __all__ = [
     "attribute",
     "audit_step",
     "check",
+    "check_fixed_point",
     "check_layer",
     "curvature",
     "incidents",

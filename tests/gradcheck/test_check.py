@@ -30,6 +30,8 @@ WRONG = (
     "module_with_a_backward_hook",
     "norm_with_a_detached_scale",
     "backprop_by_hand_transposed",
+    "adjoint_solve_that_stops_early",
+    "equilibrium_layer_without_an_adjoint_solve",
 )
 RIGHT = (
     "relu_at_zero",
@@ -46,6 +48,7 @@ RIGHT = (
     "target_that_is_detached",
     "step_under_autocast",
     "counted_calls",
+    "equilibrium_layer_with_a_hook",
 )
 BY_NAME = {case.name: case for case in CASES}
 

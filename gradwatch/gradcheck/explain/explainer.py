@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
+import torch
 from torch import Tensor
 from torch.autograd import Function
 
@@ -64,7 +65,8 @@ class Explainer:
 
     def explain(self) -> Explanation:
         """Return the mistakes, and the leaves that differ on purpose."""
-        for experiment in (self._functions, self._second, self._hooks, self._graph_cuts, self._saved, self._step):
+        experiments = (self._functions, self._second, self._hooks, self._graph_cuts, self._saved, self._inexact_hooks)
+        for experiment in (*experiments, self._step):
             if not self._open:
                 break
             # an experiment runs the user's code in ways that it was not written for; the verdict stands without it
@@ -168,7 +170,7 @@ class Explainer:
         if self._open and any(n in self._open for n in fixed):
             self._add_hook(hooks[0], [n for n in fixed if n in self._open])
 
-    def _add_hook(self, hook: GradientHook, names: Sequence[str]) -> None:
+    def _add_hook(self, hook: GradientHook, names: Sequence[str], *, how: str = "") -> None:
         ratio = _ratio(self._found, names)
         owner = f" of `{hook.owner}`" if hook.owner else ""
         place = hook.place
@@ -176,7 +178,7 @@ class Explainer:
             Fault(
                 kind="hook",
                 where=hook.owner or hook.name,
-                text=f"the hook {hook.name}{owner} changes the gradient{phrase(ratio)}",
+                text=f"the hook {hook.name}{owner} changes the gradient{f', which is {how}' if how else phrase(ratio)}",
                 tensors=tuple(names),
                 file=place.file,
                 line=place.line,
@@ -185,6 +187,17 @@ class Explainer:
             )
         )
         self._close(names)
+
+    def _inexact_hooks(self) -> None:
+        """Name the hook that changes the gradient of all wrong leaves and of no right one, as an adjoint solve does."""
+        judge, right = self._judge, self._found.names("right")
+        judge.step.move(self._found.point)
+        with without_hooks(judge.step.surroundings.modules, self._names) as met:
+            plain = judge.step.gradients().by_name
+        given = self._found.grads.by_name
+        changed = [n for n in (*self._open, *right) if not torch.equal(plain[n], given[n])]
+        if met and set(changed) == set(self._open):
+            self._add_hook(met[0], changed, how="wrong with it and without it")
 
     def _right_without(self, key: int | None) -> tuple[list[str], list[GradientHook]]:
         """Return the open leaves that are right without a hook, and the hooks that were taken away."""
@@ -217,12 +230,19 @@ class Explainer:
                 self._result.on_purpose.update(dict.fromkeys(names, f"a step function with a path around it, {shown}"))
             else:
                 step = self._judge.step
-                where = function_at(place, _functions_of_step(self._judge.step)) or type(step.model).__name__
+                text = f"a path to {_listed(names)} is cut at {shown}: its gradient lacks that term"
+                if fed_back := next((c for c in mode.cuts if c.place == place and c.feeds_back), None):
+                    text = (
+                        f"a result leaves the graph and goes back into the module that made it: the gradient of "
+                        f"{_listed(names)} lacks the iterations before"
+                    )
+                    place = fed_back.entered if fed_back.entered.file else place
+                where = function_at(place, _functions_of_step(step)) or type(step.model).__name__
                 self._result.faults.append(
                     Fault(
                         kind="detach",
                         where=where,
-                        text=f"a path to {_listed(names)} is cut at {shown}: its gradient lacks that term",
+                        text=text,
                         tensors=tuple(names),
                         file=place.file,
                         line=place.line,

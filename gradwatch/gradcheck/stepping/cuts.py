@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gradwatch.errors import is_users
-from gradwatch.gradcheck.source import SourceLine, source_of
+from gradwatch.gradcheck.source import NOWHERE, SourceLine, source_of
 from gradwatch.gradcheck.stepping.function_calls import CallLog
 
 DETACHING = (Tensor.detach, vars(torch._C.TensorBase)["data"].__get__)
@@ -34,6 +34,9 @@ class Cut:
         on_purpose: Why the cut is taken for deliberate, or an empty string.
         source: Identity of the module whose output was detached, or 0.
         is_outside: Whether a tensor was detached outside of all modules.
+        within: Identities of the modules that run without a graph, if one does.
+        entered: The line that calls the outermost of them.
+        feeds_back: Whether the value goes back into the module that made it, in the graph: a recurrence or a solver.
     """
 
     place: SourceLine
@@ -41,6 +44,9 @@ class Cut:
     on_purpose: str
     source: int = 0
     is_outside: bool = False
+    within: frozenset[int] = frozenset()
+    entered: SourceLine = NOWHERE
+    feeds_back: bool = False
 
 
 @final
@@ -82,6 +88,8 @@ class GraphCuts(TorchFunctionMode):
         self._outputs: dict[int, int] = {}
         self._alive: list[Any] = []
         self._runs: dict[int, int] = {}
+        self._fed_back: set[int] = set()
+        self._entered = NOWHERE
         self._roots, self._bare_passes, self._backwards = 0, 0, 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -102,7 +110,12 @@ class GraphCuts(TorchFunctionMode):
             is_detached = func in DETACHING
             source = self._outputs.get(id(args[0]), 0) if is_detached else 0
             is_outside = is_detached and not self._stack
-            self.cuts.append(Cut(calling_place(), value, self._purpose(func), source, is_outside))
+            within = frozenset(module for module, with_graph in self._stack if not with_graph)
+            entered = self._entered if within else NOWHERE
+            self.cuts.append(Cut(calling_place(), value, self._purpose(func), source, is_outside, within, entered))
+            if source and isinstance(result, Tensor):  # still the output of that module
+                self._outputs[id(result)] = source
+                self._alive.append(result)
             return result
         if position not in self._held or position >= len(self.cuts):
             return result
@@ -130,7 +143,9 @@ class GraphCuts(TorchFunctionMode):
     def _settle(self) -> None:
         """Mark the cuts that only the whole run shows to be deliberate."""
         for cut in self.cuts:
-            if not cut.on_purpose and self._runs.get(cut.source, 0) > 1:
+            if self._fed_back & (cut.within | {cut.source}):
+                cut.on_purpose, cut.feeds_back = "", True
+            elif not cut.on_purpose and self._runs.get(cut.source, 0) > 1:
                 cut.on_purpose = "the output of one of several passes through a module"
             elif not cut.on_purpose and cut.is_outside and self._roots > max(self._backwards, 1):
                 cut.on_purpose = "one of several passes through the model"
@@ -140,6 +155,7 @@ class GraphCuts(TorchFunctionMode):
         """Start a run: enter the mode, and follow the calls of modules."""
         self._position, self._roots, self._bare_passes, self._backwards = 0, 0, 0, 0
         self._stack, self._runs, self._outputs, self._alive = [], {}, {}, []
+        self._fed_back = set()
         handles = [
             module_hooks.register_module_forward_pre_hook(self._enter),
             module_hooks.register_module_forward_hook(self._leave, always_call=True),
@@ -153,10 +169,16 @@ class GraphCuts(TorchFunctionMode):
             for handle in handles:
                 handle.remove()
 
-    def _enter(self, module: Any, _: Any) -> None:
+    def _enter(self, module: Any, inputs: Any) -> None:
         if not self._stack:
             self._roots += 1
             self._bare_passes += not torch.is_grad_enabled()
+        if torch.is_grad_enabled():
+            cut_off = [t for t in tree_leaves(inputs) if isinstance(t, Tensor) and not t.requires_grad]
+            if any(self._outputs.get(id(t)) == id(module) for t in cut_off):
+                self._fed_back.add(id(module))
+        elif all(with_graph for _, with_graph in self._stack):
+            self._entered = calling_place()
         self._stack.append((id(module), torch.is_grad_enabled()))
         self._runs[id(module)] = self._runs.get(id(module), 0) + 1
 
