@@ -229,26 +229,7 @@ class Explainer:
             elif all(o.slope.flat for n, o in self._found.outcomes.items() if n in names):
                 self._result.on_purpose.update(dict.fromkeys(names, f"a step function with a path around it, {shown}"))
             else:
-                step = self._judge.step
-                text = f"a path to {_listed(names)} is cut at {shown}: its gradient lacks that term"
-                if fed_back := next((c for c in mode.cuts if c.place == place and c.feeds_back), None):
-                    text = (
-                        f"a result leaves the graph and goes back into the module that made it: the gradient of "
-                        f"{_listed(names)} lacks the iterations before"
-                    )
-                    place = fed_back.entered if fed_back.entered.file else place
-                where = function_at(place, _functions_of_step(step)) or type(step.model).__name__
-                self._result.faults.append(
-                    Fault(
-                        kind="detach",
-                        where=where,
-                        text=text,
-                        tensors=tuple(names),
-                        file=place.file,
-                        line=place.line,
-                        source=place.text,
-                    )
-                )
+                self._result.faults.append(_cut_fault(self._judge.step, mode.cuts, place, names))
             self._close(names)
 
     def _guilty(
@@ -307,6 +288,28 @@ class Explainer:
         comparison = self._judge.comparison(self._found)
         self._result.faults += step_fault(self._judge.step, comparison, self._open, right)
         self._open = []
+
+
+def _cut_fault(step: CheckedStep, cuts: Sequence[Cut], place: SourceLine, names: Sequence[str]) -> Fault:
+    """Return the mistake of a line that takes values out of the graph."""
+    shown = f"{place.file.rpartition('/')[2]}:{place.line}"
+    text = f"a path to {_listed(names)} is cut at {shown}: its gradient lacks that term"
+    if fed_back := next((c for c in cuts if c.place == place and c.feeds_back), None):
+        text = (
+            f"a result leaves the graph and goes back into the module that made it: the gradient of {_listed(names)} "
+            "lacks the iterations before"
+        )
+        place = fed_back.entered if fed_back.entered.file else place
+    where = function_at(place, _functions_of_step(step)) or type(step.model).__name__
+    return Fault(
+        kind="detach",
+        where=where,
+        text=text,
+        tensors=tuple(names),
+        file=place.file,
+        line=place.line,
+        source=place.text,
+    )
 
 
 def _writer_of(step: CheckedStep, found: Examined, call: RecordedCall) -> SourceLine | None:
