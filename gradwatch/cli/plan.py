@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gradwatch.config.sections.root import Config
     from gradwatch.planning.advice import Advised
     from gradwatch.planning.result import Plan
+    from gradwatch.planning.sharing import SharedPlan
     from gradwatch.planning.training import ConfigPlanner
 
 DOES_NOT_FIT = 1
@@ -44,6 +45,17 @@ def command(
             show_default=False,
         ),
     ] = None,
+    num_ranks: Annotated[
+        int | None,
+        typer.Option(
+            "--ranks",
+            min=2,
+            metavar="N",
+            help="Also plan one of N ranks that share the training, for each way to share it (DDP, ZeRO 1 to 3); the "
+            "budget is that of a rank.",
+            show_default=False,
+        ),
+    ] = None,
     measure: Annotated[
         bool, typer.Option("--measure", help="Run two steps as well, and show what they needed and their time.")
     ] = False,
@@ -67,8 +79,8 @@ def command(
     import json
 
     from gradwatch.planning.checkpointing import KEY, settle
-    from gradwatch.planning.machine import machine_memory
     from gradwatch.planning.training import ConfigPlanner
+    from gradwatch.probe.memory.in_use import machine_memory
 
     def load(changes: Mapping[str, Any]) -> Config:
         settings = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
@@ -80,20 +92,61 @@ def command(
     plan = planner.plan()
     measured = planner.measure() if measure else None
     limit = given or machine_memory(plan.device)
-    advised = _advised(planner, given, measured, hidden=form == "json") if given and (patch or form == "text") else None
-    if advised and patch:
-        _write_patch(advised, patch, config)
+    ways = _ways(planner, num_ranks) if num_ranks else ()
+    is_asked = given and not ways and (patch or form == "text")
+    advised = _advised(planner, given, measured, hidden=form == "json") if given and is_asked else None
+    best = _cheapest(advised, ways, limit)
+    if patch and best:
+        _write_patch(best, patch, config, limit)
     if form == "json":
-        write(json.dumps((measured or plan).to_json(), indent=1) + "\n")
+        shared = {"ranks": [way.to_json() for way in ways]} if ways else {}
+        write(json.dumps((measured or plan).to_json() | shared, indent=1) + "\n")
     else:
-        from gradwatch.cli.output.plan import print_advice, print_plan
+        from gradwatch.cli.output.plan import print_advice, print_patch, print_plan, print_ranks
 
         print_plan(output(), plan, limit=limit, measured=measured)
+        if num_ranks:
+            print_ranks(output(), ways, ranks=num_ranks, limit=limit)
         if advised:
-            print_advice(output(), advised, patch=patch)
+            print_advice(output(), advised)
+        if best or patch:
+            print_patch(output(), best.changes if best else None, patch, fits=plan.peak_bytes <= limit)
         for note in plan.notes:
             print_message("note", note)
-    raise typer.Exit(0 if plan.peak_bytes <= limit else DOES_NOT_FIT)
+    raise typer.Exit(0 if _least_peak(plan, ways, planner) <= limit else DOES_NOT_FIT)
+
+
+class _Best(NamedTuple):
+    """The cheapest change that fits: in words, as settings, and with its peak."""
+
+    text: str
+    changes: Mapping[str, Any]
+    peak_bytes: int
+
+
+def _cheapest(advised: Advised | None, ways: Sequence[SharedPlan], limit: int) -> _Best | None:
+    """Return the cheapest change that fits; of ways to share, which come in the order of their price, the first."""
+    if advised and (best := advised.cheapest):
+        return _Best(best.text, best.changes, best.plan.peak_bytes)
+    for way in ways:
+        if way.sharing.setting and way.peak_bytes <= limit:
+            return _Best(way.sharing.name, {"train.parallel": way.sharing.setting}, way.peak_bytes)
+    return None
+
+
+def _least_peak(plan: Plan, ways: Sequence[SharedPlan], planner: ConfigPlanner) -> int:
+    """Return the peak that has to fit: that of a rank by `train.parallel`, or by the best way if it names none."""
+    if not ways:
+        return plan.peak_bytes
+    parallel = planner.config.train.parallel
+    named = [way.peak_bytes for way in ways if way.sharing.setting and parallel in ("none", way.sharing.setting)]
+    return min(named or [way.peak_bytes for way in ways if way.sharing.setting])
+
+
+def _ways(planner: ConfigPlanner, num_ranks: int) -> tuple[SharedPlan, ...]:
+    from gradwatch.planning.sharing import plan_ranks
+
+    return plan_ranks(planner, num_ranks)
 
 
 def _advised(planner: ConfigPlanner, budget: int, measured: Plan | None, *, hidden: bool) -> Advised | None:
@@ -107,16 +160,14 @@ def _advised(planner: ConfigPlanner, budget: int, measured: Plan | None, *, hidd
         return Advisor(planner, budget, progress=progress, measured=measured).advise()
 
 
-def _write_patch(advised: Advised, path: Path, config: Path) -> None:
-    """Write the cheapest change that fits to a file; if none is needed or fits, leave the file alone."""
+def _write_patch(best: _Best, path: Path, config: Path, limit: int) -> None:
+    """Write the cheapest change that fits to a file."""
     from gradwatch.history.disk import atomic
     from gradwatch.planning.size import shown_size
     from gradwatch.render.common.config_patch import patch_yaml
 
-    if (best := advised.cheapest) is None:
-        return
     lines = [
-        f"# {best.text}: {shown_size(best.plan.peak_bytes)} fit in {shown_size(advised.budget)}",
+        f"# {best.text}: {shown_size(best.peak_bytes)} fit in {shown_size(limit)}",
         f"# Apply it: gradwatch train {config} --set-file {path}",
         patch_yaml(best.changes),
     ]

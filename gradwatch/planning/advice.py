@@ -11,6 +11,7 @@ from typing import Any, final
 from gradwatch.errors import GradwatchError
 from gradwatch.planning.checkpointing import KEY, WITHOUT_MATMULS, cheapest_choice
 from gradwatch.planning.result import Plan
+from gradwatch.planning.sharing import SharedPlan, plan_smaller_states
 from gradwatch.planning.training import ConfigPlanner
 
 MAX_GUESSES = 8
@@ -19,6 +20,8 @@ MAX_BATCH = 1 << 20
 """Largest batch size to plan for a stream, whose length is not known."""
 ADAM = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax")
 """Optimizers with two moments for each weight."""
+FUSED_KINDS = ("Adam", "AdamW", "SGD", "Adagrad")
+"""Optimizers of torch with a kernel for the whole update."""
 
 
 class Effect(enum.IntEnum):
@@ -71,12 +74,14 @@ class Advised:
         fits: Whether it fits as it is.
         largest_batch: Largest `data.batch_size` that fits, at most the samples of the data; 0 if none does.
         changes: Changes that save memory, those that fit and do least first.
+        others: What would save memory too, but is no setting of a config.
     """
 
     budget: int
     fits: bool
     largest_batch: int
     changes: tuple[Advice, ...]
+    others: tuple[SharedPlan, ...] = ()
 
     @property
     def cheapest(self) -> Advice | None:
@@ -126,7 +131,13 @@ class Advisor:
             found += [advice for change in self._combined() if (advice := self._advice(change))]
         saving = [advice for advice in found if advice.saved_bytes > 0]
         saving.sort(key=lambda a: (not a.fits, a.effect, round(a.extra_work, 3), len(a.changes), a.plan.peak_bytes))
-        return Advised(budget=self._budget, fits=fits, largest_batch=self._largest_batch(), changes=tuple(saving))
+        return Advised(
+            budget=self._budget,
+            fits=fits,
+            largest_batch=self._largest_batch(),
+            changes=tuple(saving),
+            others=tuple(other for other in plan_smaller_states(self._planner) if other.saved_bytes > 0),
+        )
 
     def _single(self) -> Iterator[_Change]:
         if accumulation := self._accumulation(_Change("", {}, Effect.NONE)):
@@ -135,6 +146,8 @@ class Advisor:
             yield from self._recomputation()
         if self._planner.config.train.precision == "fp32":
             yield BF16
+        if self._planner.config.optim.name in FUSED_KINDS and "fused" not in self._planner.config.optim.options:
+            yield FUSED
         if self._planner.config.optim.name in ADAM:
             yield SGD
 
@@ -235,6 +248,7 @@ class Advisor:
 
 SQRT = _Change("recompute activations in segments of sqrt(blocks)", {KEY: "sqrt"}, Effect.NONE)
 BF16 = _Change("run the passes in bf16", {"train.precision": "bf16"}, Effect.ROUNDING)
+FUSED = _Change("fuse the update, which then has no temporaries", {"optim.fused": True}, Effect.ROUNDING)
 SGD = _Change(
     "take SGD, with one moment for each weight; tune its rate",
     {"optim.name": "sgd", "optim.momentum": 0.9},

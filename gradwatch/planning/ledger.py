@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -47,6 +47,7 @@ class Ledger:
 
     Args:
         device: Type of the device to count on, such as `cpu`.
+        shares: Fractions of the parts of which to find the peaks too, as if a device held no more of them.
 
     Attributes:
         live: Bytes now, by part.
@@ -55,15 +56,18 @@ class Ledger:
         at_peak: Bytes of each part at the peak.
         phase: Phase of the step, which the trace sets.
         peak_phase: Phase at the peak.
+        shared_peaks: Largest sum of the parts for each of `shares`.
     """
 
     device: str
+    shares: Sequence[Mapping[Purpose, float]] = ()
     live: dict[Purpose, int] = field(default_factory=no_bytes)
     largest: dict[Purpose, int] = field(default_factory=no_bytes)
     peak: int = 0
     at_peak: dict[Purpose, int] = field(default_factory=no_bytes)
     phase: str = "forward"
     peak_phase: str = "forward"
+    shared_peaks: list[float] = field(default_factory=list)
     _blocks: dict[int, _LiveStorage] = field(default_factory=dict)
 
     def add(self, tensor: Tensor, part: Purpose = Purpose.TEMPORARIES) -> bool:
@@ -120,6 +124,7 @@ class Ledger:
         """Begin again with what is alive now."""
         self.largest, self.at_peak = dict(self.live), dict(self.live)
         self.peak, self.peak_phase = sum(self.live.values()), self.phase
+        self.shared_peaks = [self._shared(shares) for shares in self.shares]
 
     def _storage(self, tensor: Tensor) -> torch.UntypedStorage | None:
         # asking a tensor without data for its device is an operation of its own, and half of all the time
@@ -147,3 +152,8 @@ class Ledger:
         total = sum(self.live.values())
         if total > self.peak:
             self.peak, self.at_peak, self.peak_phase = total, dict(self.live), self.phase
+        for i in range(len(self.shared_peaks)):
+            self.shared_peaks[i] = max(self.shared_peaks[i], self._shared(self.shares[i]))
+
+    def _shared(self, shares: Mapping[Purpose, float]) -> float:
+        return sum(shares.get(part, 1.0) * nbytes for part, nbytes in self.live.items())

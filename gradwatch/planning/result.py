@@ -92,6 +92,7 @@ class Plan:
         device: Type of the device that is counted.
         is_traced: Whether the step was traced without data, not run.
         notes: Sentences on what the plan leaves out.
+        shared_peaks: Peaks for the fractions of the parts that the trace was asked for.
     """
 
     peak_bytes: int
@@ -105,6 +106,7 @@ class Plan:
     device: str
     is_traced: bool
     notes: tuple[str, ...] = field(default=())
+    shared_peaks: tuple[float, ...] = field(default=())
 
     @property
     def work(self) -> float:

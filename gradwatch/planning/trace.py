@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ def trace(
     device: torch.device,
     mode: FakeTensorMode | None,
     notes: tuple[str, ...] = (),
+    shares: Sequence[Mapping[Purpose, float]] = (),
 ) -> Plan:
     """Run a training step twice and return the memory of the second run, which begins with the optimizer's state.
 
@@ -42,8 +43,9 @@ def trace(
         device: Device to count on.
         mode: Mode of the model's tensors if they have no data, or None to run with real ones and measure time.
         notes: Sentences on what the plan leaves out.
+        shares: Fractions of the parts of which to find the peaks too.
     """
-    ledger = Ledger(device=device.type)
+    ledger = Ledger(device=device.type, shares=shares)
     for parameter in model.parameters():
         ledger.label(parameter, Purpose.WEIGHTS)
     for buffer in model.buffers():
@@ -85,6 +87,7 @@ def trace(
         moved_bytes=round(times * (tracker.moved_bytes - moved_before)),
         device=device.type,
         is_traced=mode is not None,
+        shared_peaks=tuple(ledger.shared_peaks),
         notes=(*notes, UNCOUNTED) if tracker.has_uncounted else notes,
     )
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 import torch
@@ -19,6 +19,7 @@ from gradwatch import build
 from gradwatch.config.sections.root import Config
 from gradwatch.data import Splits
 from gradwatch.errors import GradwatchError, raised
+from gradwatch.planning.ledger import Purpose
 from gradwatch.planning.result import Plan
 from gradwatch.planning.size import shown_size
 from gradwatch.planning.trace import trace
@@ -30,6 +31,7 @@ from gradwatch.train.training_state import TrainingState
 Changes = Mapping[str, Any]
 """Settings by dotted key."""
 
+HALF_PRECISION = ("bf16", "fp16")
 MICRO_BATCHES = 2
 """Micro-batches of a step to trace: the first fills the gradients, and the second adds to them."""
 
@@ -67,6 +69,7 @@ class ConfigPlanner:
             training.end_workers()
         self.samples = training.data.samples
         self.blocks = _blocks(training.model)
+        self.trainable = [p for p in training.model.parameters() if p.requires_grad]
         self.has_batch_norm = any(isinstance(module, _BatchNorm) for module in training.model.modules())
         self._plans: dict[str, Plan] = {}
 
@@ -94,8 +97,21 @@ class ConfigPlanner:
             window = list(itertools.islice(training.batches.epoch(0), training.config.train.accumulate))
             return self._traced(training, window, None)
 
-    def traced(self, changes: Changes | None = None) -> Plan:
+    def scaled_peaks(self, changes: Changes, shares: Sequence[Mapping[Purpose, float]]) -> tuple[float, ...]:
+        """Return the peaks of the config with some changes if the device held fractions of the parts alone."""
+        try:
+            return self.traced(changes, shares=shares).shared_peaks
+        except GradwatchError:
+            raise
+        except Exception as error:
+            raise GradwatchError(f"the step cannot be traced without data: {raised(error)}") from error
+
+    def traced(self, changes: Changes | None = None, *, shares: Sequence[Mapping[Purpose, float]] = ()) -> Plan:
         """Return the plan of the config with some changes, without running it.
+
+        Args:
+            changes: Settings by dotted key.
+            shares: As in `trace`.
 
         Raises:
             GradwatchError: The settings do not fit together: a mistake that training would report too.
@@ -104,7 +120,7 @@ class ConfigPlanner:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         with preserved_random_state():
             training = self._build(changes or {}, mode)
-            return self._traced(training, self._window(training, mode), mode)
+            return self._traced(training, self._window(training, mode), mode, shares=shares)
 
     def _plan(self, changes: Changes) -> Plan:
         try:
@@ -149,7 +165,13 @@ class ConfigPlanner:
         return [tree_map_only(Tensor, resized, tuple(self._first)) for _ in range(wanted)]
 
     def _traced(
-        self, training: TrainingState, window: list[Batch], mode: FakeTensorMode | None, *, note: str = ""
+        self,
+        training: TrainingState,
+        window: list[Batch],
+        mode: FakeTensorMode | None,
+        *,
+        note: str = "",
+        shares: Sequence[Mapping[Purpose, float]] = (),
     ) -> Plan:
         clip = training.config.train.clip
         # larger than the limit, so that the gradient is clipped
@@ -171,6 +193,7 @@ class ConfigPlanner:
             device=training.device,
             mode=mode,
             notes=(*self._notes, *([note] if note else []), *_left_out(training)),
+            shares=shares,
         )
 
 
@@ -180,7 +203,7 @@ def _left_out(training: TrainingState) -> list[str]:
     if config.train.compile:
         notes.append("train.compile is left out: the step is planned as it runs without it")
     if config.train.parallel != "none":
-        notes.append("train.parallel is left out: the step is planned for one process")
+        notes.append("train.parallel is left out: the step is planned for one process; --ranks N plans one of N ranks")
     record = config.watch.record
     if config.watch.enabled and record.enabled:
         weights = sum(p.nbytes for p in (*training.model.parameters(), *training.model.buffers()))

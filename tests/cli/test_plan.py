@@ -2,6 +2,8 @@
 
 import json
 
+from gradwatch.config.load import load_config
+
 
 def test_a_plan_tells_the_peak_and_its_exit_code_whether_it_fits(gradwatch, config):
     shown = gradwatch("plan", config)
@@ -41,3 +43,15 @@ def test_the_patch_makes_the_training_fit(gradwatch, config, tmp_path):
     assert f"--set-file {patch}" in patch.read_text()
     without = gradwatch("plan", config, "--patch", patch)
     assert (without.code, "add --budget" in without.err) == (2, True)
+
+
+def test_one_of_several_ranks_is_planned_and_the_first_way_that_fits_is_written(gradwatch, config, tmp_path):
+    patch = tmp_path / "ranks.yaml"
+
+    done = gradwatch("plan", config, "--ranks", "2", "--budget", "1GB", "--patch", patch)
+    plan = json.loads(gradwatch("plan", config, "--ranks", "2", "--format", "json").out)
+
+    assert done.code == 0
+    assert "one of 2 ranks" in done.out
+    assert [way["name"] for way in plan["ranks"]] == ["ddp", "ZeRO 1", "ZeRO 2", "fsdp2 (ZeRO 3)"]
+    assert load_config(config, changes=[patch]).train.parallel == "ddp"

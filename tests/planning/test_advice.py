@@ -27,12 +27,15 @@ class KnownMemory:
     def __init__(self, *, samples=10_000, batch_norm=False):
         self.config = SimpleNamespace(
             data=SimpleNamespace(batch_size=32),
-            train=SimpleNamespace(accumulate=1, precision="fp32", activation_checkpointing="none"),
-            optim=SimpleNamespace(name="AdamW"),
+            train=SimpleNamespace(accumulate=1, precision="fp32", activation_checkpointing="none", device="cpu"),
+            optim=SimpleNamespace(name="AdamW", options={}),
         )
         self.samples, self.has_batch_norm = samples, batch_norm
         self.blocks = tuple(f"blocks.{i}" for i in range(BLOCKS))
         self.planned = []
+
+    def scaled_peaks(self, changes, shares):
+        return ()
 
     def plan(self, changes=None):
         changes = changes or {}
@@ -51,7 +54,7 @@ class KnownMemory:
         return Plan(
             peak_bytes=peak,
             parameters=0,
-            parts={},
+            parts={"optimizer": 0},
             modules=rows(batch * SAMPLE),
             at_peak={},
             phase="backward",

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from gradwatch.cli.output.console import output, print_message
-from gradwatch.cli.output.plan import print_advice, print_plan
+from gradwatch.cli.output.plan import print_advice, print_patch, print_plan
 from gradwatch.cli.output.progress import progress_line
 from gradwatch.config.load import load_config
 from gradwatch.config.sections.root import Config
@@ -51,4 +51,6 @@ def print_failed_step(error: OutOfMemoryError, file: Path, overrides: Sequence[s
     elif plan.is_traced:
         with progress_line(hidden=False) as progress:
             advised = Advisor(planner, left, progress=progress).advise()
-        print_advice(output(), advised, patch=None)
+        print_advice(output(), advised)
+        if best := advised.cheapest:
+            print_patch(output(), best.changes, None, fits=False)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -20,6 +20,7 @@ from gradwatch.render.common.style import CODE, OK, SEVERITY
 if TYPE_CHECKING:
     from gradwatch.planning.advice import Advised
     from gradwatch.planning.result import ModuleRow, Plan
+    from gradwatch.planning.sharing import SharedPlan
 
 MAX_ROWS = 20
 """Modules to print; the others are in the JSON."""
@@ -57,13 +58,12 @@ def print_plan(console: Console, plan: Plan, *, limit: int, measured: Plan | Non
     console.print(_modules((measured or plan).modules))
 
 
-def print_advice(console: Console, advised: Advised, *, patch: Path | None) -> None:
+def print_advice(console: Console, advised: Advised) -> None:
     """Print the largest batch that fits, and each change with what it saves and costs.
 
     Args:
         console: Console to print to.
         advised: What is known about the budget.
-        patch: File with the cheapest change, if one is needed and fits; or None.
     """
     from gradwatch.planning.advice import EFFECTS
 
@@ -78,7 +78,7 @@ def print_advice(console: Console, advised: Advised, *, patch: Path | None) -> N
         table.add_column(justify="right" if 0 < i < 4 else "left", overflow="fold")
     table.add_row(*(Text(title, "dim") for title in ("change", "peak", "saves", "more work", "")))
     for advice in advised.changes:
-        verdict = Text("fits", OK) if advice.fits else Text("does not fit", SEVERITY[Severity.WARNING])
+        verdict = _verdict(advice.fits)
         table.add_row(
             advice.text,
             shown_size(advice.plan.peak_bytes),
@@ -86,14 +86,54 @@ def print_advice(console: Console, advised: Advised, *, patch: Path | None) -> N
             f"{round(100 * advice.extra_work):d} %",
             Text.assemble(verdict, f", {EFFECTS[advice.effect]}"),
         )
-    if advised.changes:
+    for other in advised.others:
+        verdict = _verdict(other.peak_bytes <= advised.budget)
+        price = Text.assemble(verdict, f", {other.sharing.price}")
+        table.add_row(other.sharing.text, shown_size(other.peak_bytes), shown_size(other.saved_bytes), "", price)
+    if advised.changes or advised.others:
         console.print(table)
-    if best := advised.cheapest:
+
+
+def print_patch(console: Console, changes: Mapping[str, Any] | None, patch: Path | None, *, fits: bool) -> None:
+    """Print the cheapest change that fits, and whether it was written to a file.
+
+    Args:
+        console: Console to print to.
+        changes: The change, or None if none is needed or none fits.
+        patch: The file, or None.
+        fits: Whether the training fits as it is.
+    """
+    if changes:
         console.print()
-        console.print(Text(patch_yaml(best.changes), CODE))
+        console.print(Text(patch_yaml(changes), CODE))
     if patch:
-        reason = "it fits as it is" if advised.fits else "no change fits"
-        console.print(f"written to {patch}" if best else f"{patch} is not written: {reason}")
+        reason = "it fits as it is" if fits else "no change fits"
+        console.print(f"written to {patch}" if changes else f"{patch} is not written: {reason}")
+
+
+def print_ranks(console: Console, ways: Sequence[SharedPlan], *, ranks: int, limit: int) -> None:
+    """Print the peak of one of several ranks for each way to share a training.
+
+    Args:
+        console: Console to print to.
+        ways: The ways, with their plans.
+        ranks: Number of ranks.
+        limit: Bytes that one rank may take.
+    """
+    console.print()
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for i in range(4):
+        table.add_column(justify="right" if 0 < i < 3 else "left", overflow="fold")
+    table.add_row(*(Text(title, "dim") for title in (f"one of {ranks} ranks", "peak", "saves", "")))
+    for way in ways:
+        price = Text.assemble(_verdict(way.peak_bytes <= limit), f", {way.sharing.price}")
+        name = f"{way.sharing.name}: {way.sharing.text}"
+        table.add_row(name, shown_size(way.peak_bytes), shown_size(way.saved_bytes), price)
+    console.print(table)
+
+
+def _verdict(fits: bool) -> Text:
+    return Text("fits", OK) if fits else Text("does not fit", SEVERITY[Severity.WARNING])
 
 
 def _parts(plan: Plan) -> Table:

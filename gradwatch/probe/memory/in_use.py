@@ -1,4 +1,4 @@
-"""Read how much memory is in use and how much is left: of a GPU, or of this process and its machine."""
+"""Read how much memory there is, is in use and is left: of a GPU, or of this process and its machine."""
 
 from __future__ import annotations
 
@@ -11,6 +11,13 @@ import torch
 
 STATM, MEMINFO = Path("/proc/self/statm"), Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
+
+
+def machine_memory(device: str) -> int:
+    """Return the bytes of memory of a type of device: of the GPU for `cuda`, else of the machine."""
+    if device == "cuda":
+        return int(torch.cuda.mem_get_info()[1])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def host_memory() -> float | None:

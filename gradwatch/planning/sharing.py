@@ -1,0 +1,182 @@
+"""Plan what one rank takes if ranks share a training, and what smaller optimizer states or offloading would save."""
+
+# R = ranks
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from gradwatch.planning.ledger import Purpose
+from gradwatch.planning.result import Plan
+from gradwatch.planning.training import HALF_PRECISION, ConfigPlanner
+
+HOST_LINK = 25e9
+"""Bytes per second between the host and a GPU, by order of magnitude: PCIe 4.0 with 16 lanes moves 32e9 at most."""
+BLOCK_8BIT = 256
+"""Numbers of a moment that share one float32 scale in 8-bit optimizers (arXiv:2110.02861; bitsandbytes)."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing:
+    """A way to hold less of a step's memory on one device.
+
+    Args:
+        name: Short name, such as `fsdp2`.
+        text: What it does.
+        shares: Fraction of each part that the device holds; 1 for the others.
+        extra_bytes: Bytes that it takes on top.
+        price: What it costs, in words.
+        setting: Value of `train.parallel`, or None if a config has no setting for it.
+    """
+
+    name: str
+    text: str
+    shares: Mapping[Purpose, float]
+    extra_bytes: int
+    price: str
+    setting: str | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedPlan:
+    """The peak of one device with a way of sharing.
+
+    Args:
+        sharing: The way.
+        peak_bytes: Peak of the device.
+        saved_bytes: Bytes by which it is below that without the way; negative if it is above.
+    """
+
+    sharing: Sharing
+    peak_bytes: int
+    saved_bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {
+            "name": self.sharing.name,
+            "peak_bytes": self.peak_bytes,
+            "saved_bytes": self.saved_bytes,
+            "price": self.sharing.price,
+            "parallel": self.sharing.setting,
+        }
+
+
+def plan_ranks(planner: ConfigPlanner, ranks: int) -> tuple[SharedPlan, ...]:
+    """Return the peak of one of several ranks, which share each batch, for each way to share the rest.
+
+    Bytes beside the step are counted as if they were there all the time: in the buckets of DDP, a second copy of the
+    gradients; of FSDP2, the gathered weights of two blocks and of what is in no block, with the gradients of one.
+    """
+    changes = {"data.batch_size": max(1, -(-planner.config.data.batch_size // ranks))}
+    plain = planner.plan(changes)
+    shard_ranks = min(planner.config.train.shard_ranks or ranks, ranks)
+    return _planned(planner, changes, _of_ranks(planner, plain, ranks, shard_ranks))
+
+
+def plan_smaller_states(planner: ConfigPlanner) -> tuple[SharedPlan, ...]:
+    """Return the peaks with 8-bit moments and, on a GPU, with activations in host memory: for loops of one's own."""
+    plain, found = planner.plan(), []
+    moments = round(plain.parts[Purpose.OPTIMIZER] / (4 * max(1, plain.parameters)))
+    if moments:
+        small = moments * plain.parameters * (1 + 4 / BLOCK_8BIT)
+        found.append(
+            Sharing(
+                name="8-bit moments",
+                text="keep the optimizer's moments in 8 bits",
+                shares={Purpose.OPTIMIZER: small / plain.parts[Purpose.OPTIMIZER]},
+                extra_bytes=0,
+                price="other rounding; bitsandbytes or torchao",
+            )
+        )
+    if planner.config.train.device.startswith("cuda") or plain.device == "cuda":
+        seconds = 2 * plain.parts[Purpose.ACTIVATIONS] / HOST_LINK
+        found.append(
+            Sharing(
+                name="offload",
+                text="keep saved activations in host memory",
+                shares={Purpose.ACTIVATIONS: 0.0},
+                extra_bytes=max((row.saved_bytes for row in plain.modules if row.name in planner.blocks), default=0),
+                price=f"{1e3 * seconds:.3g} ms of copies a micro-batch; torch.autograd.graph.save_on_cpu",
+            )
+        )
+    return _planned(planner, {}, found)
+
+
+def _of_ranks(planner: ConfigPlanner, plain: Plan, ranks: int, shard_ranks: int) -> list[Sharing]:
+    weights, part = plain.parts[Purpose.WEIGHTS], 1 / ranks
+    gradients = sum(p.numel() * p.itemsize for p in planner.trainable)
+    per_number = weights / max(1, plain.parameters)
+    blocks = [round(per_number * row.parameters) for row in plain.modules if row.name in planner.blocks]
+    largest, rest = max(blocks, default=0), max(0, weights - sum(blocks))
+    gathered = (rest + 2 * largest) * (0.5 if planner.config.train.precision in HALF_PRECISION else 1.0)
+    sharded = round(gathered + max(rest, largest))
+
+    def sent(passes: int, nbytes: int, count: int = ranks) -> str:
+        return f"{passes * nbytes * (count - 1) / count / 1e6:.3g} MB sent a step"
+
+    def in_shards(count: int) -> dict[Purpose, float]:
+        return dict.fromkeys((Purpose.WEIGHTS, Purpose.GRADIENTS, Purpose.OPTIMIZER), 1 / count)
+
+    found = [
+        Sharing(
+            name="ddp",
+            text="share each batch alone",
+            shares={},
+            extra_bytes=gradients,
+            price=sent(2, gradients),
+            setting="ddp",
+        ),
+        Sharing(
+            name="ZeRO 1",
+            text="shard the optimizer state as well",
+            shares={Purpose.OPTIMIZER: part},
+            extra_bytes=gradients,
+            price=f"{sent(2, gradients)}; ZeroRedundancyOptimizer",
+        ),
+        Sharing(
+            name="ZeRO 2",
+            text="shard the gradients as well",
+            shares={Purpose.OPTIMIZER: part, Purpose.GRADIENTS: part},
+            extra_bytes=weights + max(rest, largest),
+            price=f"{sent(2, gradients)}; fully_shard(reshard_after_forward=False)",
+        ),
+        Sharing(
+            name="fsdp2 (ZeRO 3)",
+            text="shard the weights as well",
+            shares=in_shards(ranks),
+            extra_bytes=sharded,
+            price=sent(3, weights),
+            setting="fsdp2",
+        ),
+    ]
+    if 1 < shard_ranks < ranks:
+        price = f"{sent(3, weights, shard_ranks)} in a group, {2 * gradients / shard_ranks / 1e6:.3g} MB between groups"
+        found.append(
+            Sharing(
+                name=f"hsdp over {shard_ranks}",
+                text="shard within groups of ranks",
+                shares=in_shards(shard_ranks),
+                extra_bytes=sharded,
+                price=price,
+                setting="hsdp",
+            )
+        )
+    return found
+
+
+def _planned(planner: ConfigPlanner, changes: Mapping[str, Any], ways: Sequence[Sharing]) -> tuple[SharedPlan, ...]:
+    peaks = planner.scaled_peaks(changes, [way.shares for way in ways])
+    whole = planner.plan().peak_bytes
+    return tuple(
+        SharedPlan(
+            sharing=way,
+            peak_bytes=round(peak) + way.extra_bytes,
+            saved_bytes=whole - round(peak) - way.extra_bytes,
+        )
+        for way, peak in zip(ways, peaks, strict=True)
+    )
