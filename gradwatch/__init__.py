@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gradwatch.records import Finding as Finding
     from gradwatch.replay.incident import incidents as incidents
     from gradwatch.replay.locate.locate import locate as locate
+    from gradwatch.replay.samples.sample_gradients import sample_gradients as sample_gradients
     from gradwatch.run import Run as Run
     from gradwatch.run import load_run as load_run
     from gradwatch.train.reproducible import reproducible as reproducible
@@ -50,6 +51,7 @@ _HOME = {
     "plan": "gradwatch.planning.plan",
     "precision": "gradwatch.gradcheck.precision.measure",
     "reproducible": "gradwatch.train.reproducible",
+    "sample_gradients": "gradwatch.replay.samples.sample_gradients",
     "watch": "gradwatch.monitor.watch",
 }
 
@@ -74,6 +76,7 @@ __all__ = [
     "plan",
     "precision",
     "reproducible",
+    "sample_gradients",
     "watch",
 ]
 

@@ -44,6 +44,15 @@ def command(
             rich_help_panel=STEPS,
         ),
     ] = None,
+    samples: Annotated[
+        bool,
+        typer.Option(
+            "--samples",
+            help="Rank the samples of the step by leaving them out, and say whether they or the weights make its "
+            "gradient large.",
+            rich_help_panel=STEPS,
+        ),
+    ] = False,
     form: FormatOption = "text",
 ) -> None:
     """Repeat a training step from its saved state, check that it is bit-identical, and find what made it NaN.
@@ -66,11 +75,17 @@ def command(
         if locate or (locate is None and bad is not None)
         else None
     )
+    ranking = None
+    if samples:
+        from gradwatch.replay.samples.ranking import rank_samples
+
+        ranking = rank_samples(run, done.step)
     if form == "json":
         import json
 
         located = {"located": searched.to_json()} if searched else {}
-        write(json.dumps(done.to_json() | located, indent=1) + "\n")
+        ranked = {"samples": ranking.to_json()} if ranking else {}
+        write(json.dumps(done.to_json() | located | ranked, indent=1) + "\n")
     else:
         from gradwatch.cli.output.bad_operation import print_located
         from gradwatch.cli.output.rerun import print_rerun
@@ -79,6 +94,11 @@ def command(
         if searched:
             output().print()
             print_located(output(), searched.located, step=searched.step, since=searched.since, rank=searched.rank)
+        if ranking:
+            from gradwatch.cli.output.samples import print_samples
+
+            output().print()
+            print_samples(output(), ranking)
     raise typer.Exit(0 if done.is_same else FINDINGS)
 
 

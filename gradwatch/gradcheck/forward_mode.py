@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, final
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -13,20 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 from gradwatch.gradcheck.stepping.step import CheckedStep, Point
 from gradwatch.probe.device.sync import to_float
-
-
-@final
-class _SteppedModel(nn.Module):
-    """A module whose forward is a step, so that parameters of the model inside can be replaced for one call."""
-
-    def __init__(self, model: nn.Module, call: Callable[..., Any]) -> None:
-        super().__init__()
-        self.model = model
-        self._call_step = call
-
-    def forward(self, *batch: Any) -> Any:
-        """Run the step."""
-        return self._call_step(*batch)
+from gradwatch.probe.stepped_model import SteppedModel
 
 
 def forward_derivative(step: CheckedStep, point: Point, shifts: Mapping[str, Tensor]) -> float | None:
@@ -46,7 +32,7 @@ def forward_derivative(step: CheckedStep, point: Point, shifts: Mapping[str, Ten
             by_id = {id(step.leaves[n]): d for n, d in duals.items()}
             batch = tree_map_only(Tensor, lambda t: by_id.get(id(t), t), step.batch)
             names = {f"model.{n}": d for n, d in duals.items() if isinstance(step.leaves[n], nn.Parameter)}
-            stepped = _SteppedModel(step.model, lambda *parts: step.scalar(*parts))
+            stepped = SteppedModel(step.model, lambda *parts: step.scalar(*parts))
             loss = functional_call(stepped, names, batch)
             tangent = forward_ad.unpack_dual(loss).tangent
             return 0.0 if tangent is None else to_float(tangent)

@@ -5,10 +5,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from gradwatch.errors import GradwatchError
 from gradwatch.probe.device.sync import to_float
 from gradwatch.probe.lanczos import largest_eigenvalue
+from gradwatch.probe.untouched import untouched
 
 STABLE = 2.0
 """Curvature times rate beyond which gradient descent overshoots; Cohen et al. 2021, arXiv:2103.00065, sec. 2."""
@@ -127,7 +127,7 @@ def curvature(
     """
     params = [p for p in model.parameters() if p.requires_grad]
     _check_arguments(params, max_products)
-    with _untouched(model, params), torch.enable_grad():
+    with untouched(model, params), torch.enable_grad():
         value = loss()
         grads_P, used_P = _gradients(value, params)
         # the coarsest dtype limits the precision of a product and of a difference
@@ -256,7 +256,7 @@ def _gradients_at(
 ) -> list[Tensor]:
     """Return the gradients at shifted weights, and restore the weights."""
     kept_P = [p.detach().clone() for p in params]
-    with _untouched(model, params), torch.enable_grad():
+    with untouched(model, params), torch.enable_grad():
         try:
             for p, direction in zip(params, direction_P, strict=True):
                 p.data.add_(direction, alpha=step)  # data: a graph that somebody else still holds stays usable
@@ -309,22 +309,3 @@ def _stable_rate(sharpness: float) -> float:
 
 def _factor(rate: float, bound: float) -> float:
     return max(rate / bound, bound / rate) if 0 < bound < math.inf and rate > 0 else math.inf
-
-
-@contextmanager
-def _untouched(model: nn.Module, params: Sequence[Tensor]) -> Iterator[None]:
-    """Restore gradients, buffers and generators afterwards: a loss may call `backward` or train a normalization."""
-    kept: list[tuple[Tensor, Any]] = [(p, p.grad) for p in params]
-    buffers = [(b, b.detach().clone()) for b in model.buffers()]
-    devices = list({p.device for p in params if p.device.type == "cuda"})
-    with torch.random.fork_rng(devices=devices):
-        for p in params:
-            p.grad = None  # else a `backward` in the loss would add to the gradient in place
-        try:
-            yield
-        finally:
-            for p, grad in kept:
-                p.grad = grad
-            with torch.no_grad():
-                for buffer, before in buffers:
-                    buffer.copy_(before)
