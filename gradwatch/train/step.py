@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from gradwatch.errors import GradwatchError
 from gradwatch.probe.device.dtensor import is_distributed
 from gradwatch.probe.device.sync import to_float
+from gradwatch.probe.graph.in_place import explain_in_place
 from gradwatch.train.objective import Objective
 from gradwatch.train.parallel.parts import StandIn
 from gradwatch.train.parallel.ranks import Ranks
@@ -124,7 +125,12 @@ class Stepper:
 
     def run(self, window: Sequence[Batch]) -> StepResult:
         """Make one optimizer step from the micro-batches of its window."""
-        loss, finite, samples, sources = self.backward(window)
+        try:
+            loss, finite, samples, sources = self.backward(window)
+        except RuntimeError as error:
+            if self.ranks is None:  # the other ranks would not run it again
+                explain_in_place(error, lambda: self.backward(window))
+            raise
         norm = clipped = math.nan
         scale = self.scaler.get_scale() if self.scaler else 1.0  # before scaler.update() in _update changes it
         updated = False

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gradwatch.probe.graph.dispatched import changed_arguments
 from gradwatch.replay.locate.call_site import find_call_site, is_user_code
 from gradwatch.replay.locate.module_stack import ModuleStack, storage
-from gradwatch.replay.locate.op_tracer import changed_arguments
 from gradwatch.replay.locate.records import Place
 
 MAX_KEPT = 2**27

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from gradwatch.errors import is_users
+from gradwatch.probe.calling_line import Line, users_frames
 from gradwatch.probe.graph.graph import Node
-from gradwatch.probe.memory.calling_line import Line, users_frames
 from gradwatch.probe.parameters import Models, named_modules
 
 MAX_DEPTH = 3

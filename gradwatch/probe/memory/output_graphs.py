@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from gradwatch.events import EVALUATED_WITH_GRAPH, GRAPH_KEPT, Observation
+from gradwatch.probe.calling_line import Line, calling_line
 from gradwatch.probe.inert_hook import inert_hook, remove_hooks, takes_hooks
-from gradwatch.probe.memory.calling_line import Line, calling_line
 from gradwatch.probe.memory.graph_marks import GraphMarks
 from gradwatch.probe.memory.holders import find_holder
 from gradwatch.probe.modules.train_eval_modes import inner_model

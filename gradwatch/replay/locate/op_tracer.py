@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
 from types import CodeType
 from typing import Any, final
 
@@ -17,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from gradwatch.probe.device.sync import to_host
+from gradwatch.probe.graph.dispatched import changed_arguments
 from gradwatch.replay.locate.module_stack import ModuleStack, storage
 from gradwatch.replay.locate.nan_origin import is_on_purpose
 from gradwatch.replay.locate.operation_log import OperationLog
@@ -157,18 +155,6 @@ def _measure(tensor: Tensor) -> Range:
     return low, high, bad, nans, bad == negative
 
 
-@cache  # the schema of an operation does not change
-def _writes(func: Any) -> tuple[tuple[int, str], ...]:
-    arguments = func._schema.arguments
-    return tuple((i, a.name) for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
-
-
-def changed_arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """Return the tensor arguments that an operation writes into."""
-    written = [args[i] if i < len(args) else kwargs.get(name) for i, name in _writes(func)]
-    return [t for t in tree_leaves(written) if isinstance(t, Tensor)]
-
-
 def _widened(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Run an operation in float32 instead of a half format."""
     # arguments that are written to keep their dtype: a converted copy would receive the result instead
@@ -180,12 +166,3 @@ def _widened(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return torch.float32 if isinstance(value, torch.dtype) and value in HALF else value
 
     return func(*tree_map(wide, tuple(args)), **tree_map(wide, dict(kwargs)))
-
-
-@contextlib.contextmanager
-def uncompiled() -> Iterator[None]:
-    """Run compiled models in eager mode."""
-    # a compiled graph would hide its operations from the tracer
-    with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Using `torch.compile")  # hooks see the wrapper too, which is harmless
-        yield

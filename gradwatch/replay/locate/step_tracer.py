@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from gradwatch.probe.graph.dispatched import uncompiled
+from gradwatch.probe.graph.in_place import explain_in_place
 from gradwatch.replay.locate.module_stack import ModuleStack
 from gradwatch.replay.locate.nan_origin import NanOrigin, find_origin
-from gradwatch.replay.locate.op_tracer import OpTracer, uncompiled
+from gradwatch.replay.locate.op_tracer import OpTracer
 from gradwatch.replay.locate.records import Operation, Value
 from gradwatch.state.rng import random_state, set_random_state
 
@@ -89,11 +91,13 @@ class StepTracer:
         try:
             with modules, uncompiled(), torch.enable_grad(), tracer:
                 losses = _called(self._step, batch)
-                pending = [loss for loss in losses if loss.requires_grad]
                 # an addition to a parameter's gradient shows that the step ran its backward pass itself
-                if pending and not any(o.leaf for o in tracer.operations):
-                    torch.autograd.backward(pending, [torch.ones_like(loss) for loss in pending])
+                if not any(o.leaf for o in tracer.operations):
+                    _run_backward(losses)
             return TracedStep(operations=tracer.operations, losses=tuple(tracer.value(loss) for loss in losses))
+        except RuntimeError as error:
+            explain_in_place(error, lambda: _run_backward(_called(self._step, batch)))
+            raise
         finally:
             # the modules last: the tracer only knows that parameters had no gradients when the run began
             tracer.restore()
@@ -104,6 +108,11 @@ class StepTracer:
 def _called(step: Step, batch: Sequence[Any]) -> list[Tensor]:
     # a function of its own: the search for calling lines ends at the code of this frame
     return [t for t in tree_leaves(step(*batch)) if isinstance(t, Tensor)]
+
+
+def _run_backward(losses: Sequence[Tensor]) -> None:
+    if pending := [loss for loss in losses if loss.requires_grad]:
+        torch.autograd.backward(pending, [torch.ones_like(loss) for loss in pending])
 
 
 def _named(batch: Sequence[Any]) -> Iterator[tuple[Tensor, str]]:

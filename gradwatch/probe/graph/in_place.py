@@ -1,0 +1,116 @@
+"""Explain why a backward pass met a changed tensor: the line that saved the tensor, and the line that wrote to it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gradwatch.probe.calling_line import Line, calling_line
+from gradwatch.probe.graph.dispatched import changed_arguments, uncompiled
+
+IN_PLACE = "modified by an inplace operation"  # torch raises a plain RuntimeError; its text is the only mark
+
+
+def explain_in_place(error: RuntimeError, run_again: Callable[[], object]) -> None:
+    """Add a note to an error of a backward pass that met a changed tensor: who saved it, and who wrote to it.
+
+    Args:
+        error: Any error of the step. Another kind of error is left as it is.
+        run_again: Runs the step again, forward and backward. Each of its operations is recorded.
+    """
+    if IN_PLACE not in str(error):
+        return
+    recorder = _Recorder()
+    hooks = torch.autograd.graph.saved_tensors_hooks(recorder.save, recorder.load)
+    # of any kind: the error of the step is what is raised, with or without a note
+    with contextlib.suppress(Exception), recorder, hooks, uncompiled(), torch.enable_grad():
+        run_again()
+    if recorder.conflict:
+        error.add_note(str(recorder.conflict))
+
+
+class _Write(NamedTuple):
+    number: int  # of the operation
+    name: str
+    line: Line | None
+
+
+class _Saved(NamedTuple):
+    tensor: Tensor
+    version: int
+    number: int  # of operations before it was saved
+    line: Line | None
+
+
+class _Conflict(NamedTuple):
+    saved: _Saved
+    write: _Write | None
+
+    def __str__(self) -> str:
+        shape = "x".join(map(str, self.saved.tensor.shape)) or "one number"
+        text = f"a tensor ({shape}) was saved for the backward pass{_at(self.saved.line)}"
+        if self.write:
+            return f"{text}, and then changed in place by {self.write.name}{_at(self.write.line)}"
+        return f"{text}, and then changed in place"
+
+
+class _ConflictError(Exception):
+    """Ends the backward pass that met a changed tensor."""
+
+
+@final
+class _Recorder(TorchDispatchMode):
+    """Record the line of each tensor that is saved for the backward pass, and of each operation that writes in place.
+
+    Attributes:
+        conflict: The first saved tensor that had changed when the backward pass read it, or None.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's own has no types
+        self.conflict: _Conflict | None = None
+        self._number = 0
+        self._writes: dict[int, list[_Write]] = {}  # by storage
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run an operation, and record what it writes to."""
+        kwargs = kwargs or {}
+        self._number += 1
+        changed = [tensor for tensor in changed_arguments(func, args, kwargs) if tensor.layout == torch.strided]
+        if changed:
+            write = _Write(self._number, func.overloadpacket.__name__.strip("_"), calling_line())
+            for storage in {_storage(tensor) for tensor in changed}:
+                self._writes.setdefault(storage, []).append(write)
+        return func(*args, **kwargs)
+
+    def save(self, tensor: Tensor) -> _Saved:
+        """Pack a tensor that autograd saves."""
+        # detached: an output that is saved would hold the node that holds it; the version is shared
+        return _Saved(tensor.detach(), tensor._version, self._number, calling_line())
+
+    def load(self, saved: _Saved) -> Tensor:
+        """Unpack a saved tensor.
+
+        Raises:
+            _ConflictError: It was changed after it was saved.
+        """
+        if saved.tensor._version == saved.version:
+            return saved.tensor
+        writes = self._writes.get(_storage(saved.tensor), ()) if saved.tensor.layout == torch.strided else ()
+        self.conflict = _Conflict(saved, next((w for w in writes if w.number > saved.number), None))
+        raise _ConflictError
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _at(line: Line | None) -> str:
+    return f" at {line}" if line else ""
