@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ def print_failed_step(error: OutOfMemoryError, file: Path, overrides: Sequence[s
         changes: Its files of changes.
     """
     error.__cause__ = error.__context__ = None
+    traceback.clear_frames(error.__traceback__)
     gc.collect()
 
     def load(settings: Mapping[str, Any]) -> Config:

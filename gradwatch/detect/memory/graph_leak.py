@@ -35,7 +35,7 @@ class GraphLeak:
     How it is detected: the autograd nodes of outputs and losses get a mark at steps 2 to 6. A mark dies with the last
     of its nodes. If all five marks are alive at step 16, also after a run of the garbage collector, the variables of
     the functions on the stack and the attributes of the model are searched for the tensor that keeps them. The line is
-    the one that writes to this variable. The check is repeated from step 16, 128, 1024 and so on: a leak may begin
+    the one that writes to this variable. The check is repeated from step 64, 512, 4096 and so on: a leak may begin
     later. The graph of a tensor that is kept once, such as the best loss so far, is no leak.
 
     Source: PyTorch, Frequently Asked Questions ("Don't accumulate history across your training loop"),

@@ -17,8 +17,8 @@ MARKED_STEPS = 5
 REST_STEPS = 10
 """Steps from the last mark of a round to its check. A loop may keep the graphs of its last few steps for a while."""
 
-ROUND_FACTOR = 8
-"""Each round begins at this multiple of the step of the last round: a leak may begin later than the training."""
+SECOND_START, ROUND_FACTOR = 64, 8
+"""Step of the second round, and the factor from one later round to the next: a leak may begin after the training."""
 
 MAX_MARKED_NODES = 500
 """Maximum number of nodes to mark in one graph, 3 us each."""
@@ -52,7 +52,7 @@ class GraphMarks:
     def begin(self, step: int) -> None:
         """Begin a round at the step in progress, if one is due."""
         if self._start is None and step >= self._next_start:
-            self._start, self._next_start = step, ROUND_FACTOR * step
+            self._start, self._next_start = step, max(SECOND_START, ROUND_FACTOR * step)
 
     def end(self) -> None:
         """End the round."""
@@ -66,6 +66,10 @@ class GraphMarks:
     def is_marking(self, step: int) -> bool:
         """Return whether the graphs of a step are to be marked."""
         return self._start is not None and self._start <= step < self._start + MARKED_STEPS
+
+    def has_mark(self, step: int) -> bool:
+        """Return whether a graph of a step is marked."""
+        return step in self._marks
 
     def is_over(self, step: int) -> bool:
         """Return whether the round is to be checked after a step."""

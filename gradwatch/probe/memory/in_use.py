@@ -6,8 +6,15 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 
 import torch
+
+resource: ModuleType | None
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None
 
 STATM, MEMINFO = Path("/proc/self/statm"), Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
@@ -36,7 +43,8 @@ def host_memory_left() -> float:
     """Return the bytes that this process can still get, within the limit of its container; infinity if unknown."""
     try:
         lines = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
-        return min(1024 * float(lines["MemAvailable"].split()[0]), _left_in_cgroup())
+        available = 1024 * float(lines["MemAvailable"].split()[0])
+        return min(available, _left_in_cgroup(), _left_in_address_space())
     except (OSError, KeyError, ValueError):
         return math.inf
 
@@ -51,6 +59,14 @@ def cuda_statistics(device: torch.device) -> Mapping[str, int]:
     """Return the statistics of the CUDA allocator."""
     statistics: Mapping[str, int] = torch.cuda.memory_stats(device)
     return statistics
+
+
+def _left_in_address_space() -> float:
+    """Return the bytes that are left in the limit of `ulimit -v`; infinity without a limit."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0] if resource else -1
+    if limit < 0:  # `RLIM_INFINITY`
+        return math.inf
+    return max(limit - int(STATM.read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE"), 0.0)
 
 
 def _left_in_cgroup() -> float:

@@ -69,7 +69,9 @@ class OutputGraphs:
 
     def is_due(self, step: int) -> bool:
         """Return whether `find` must be called after a step."""
-        return self._marks.is_marking(step) or self._marks.is_over(step)
+        # the graph of the outputs is a part of the graph of the loss, which only a loop that calls no model lacks
+        needs_loss = self._marks.is_marking(step) and not self._marks.has_mark(step)
+        return needs_loss or self._marks.is_over(step)
 
     def begin(self, step: int) -> None:
         """Begin an optimizer step."""

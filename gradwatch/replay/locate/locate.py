@@ -32,6 +32,10 @@ def locate(step: Step, *batch: Any, model: nn.Module | None = None, jump: float 
 
     Returns:
         The first bad operation, or None if there is none.
+
+    Raises:
+        RuntimeError: The step raises it. If the backward pass met a tensor that was changed in place, a note names the
+            line that saved the tensor and the line that wrote to it.
     """
     step_tracer = StepTracer(step, model=model)
     run = step_tracer.run(batch)

@@ -57,10 +57,13 @@ def explained() -> Iterator[None]:
         yield
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
-            raise OutOfMemoryError(
+            failure = OutOfMemoryError(
                 f"out of memory: {reason(error)}; lower data.batch_size (and raise train.accumulate by as much), "
                 "set train.precision: bf16 or train.activation_checkpointing: sqrt, or take a smaller model"
-            ) from error
+            )
+            for note in getattr(error, "__notes__", []):
+                failure.add_note(note)
+            raise failure from error
         if DEVICE_ASSERT in str(error):
             error.add_note(
                 "most often a label or a token is out of range; --set train.device=cpu shows which, and where"

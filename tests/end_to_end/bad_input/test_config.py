@@ -183,10 +183,6 @@ MISTAKES = {
         ["run.out=base.yaml/runs"],
         "run.out: cannot make base.yaml/runs/",
     ),
-    "more memory than there is": (
-        ["model.width=1000000000000"],  # 256 TB, twice what a process can address
-        "out of memory: can't allocate memory: you tried to allocate 256000000000000 bytes; lower data.batch_size",
-    ),
 }
 
 

@@ -66,3 +66,15 @@ def test_batch_norm_with_accumulation_warns_in_one_line(train):
     assert code == 0
     assert err.startswith("warning: train.accumulate: 1 BatchNorm layers (blocks.0.norm, ...) normalise each")
     assert err.count("\n") == 1
+
+
+def test_a_tensor_that_is_changed_in_place_is_told_with_both_lines(train):
+    code, _, err = train("base.yaml", *settings("model={target: 'mine:InPlace'}"))
+
+    (note,) = [line for line in err.splitlines() if "changed in place" in line]
+    assert code == 70
+    assert note == (
+        "note: a tensor (64x10) was saved for the backward pass at "
+        f"mine.py:{line_of('gates = torch.sigmoid')}: `gates = torch.sigmoid(outputs)`, and then changed in place by "
+        f"add at mine.py:{line_of('gates += 1')}: `gates += 1`"
+    )

@@ -85,3 +85,12 @@ def alone(outputs):
 
 
 constant = 3
+
+
+class InPlace(Linear):
+    def forward(self, images):
+        hidden = torch.sigmoid(images.flatten(1))
+        outputs = self.head(hidden)
+        gates = torch.sigmoid(outputs)
+        gates += 1
+        return outputs * gates

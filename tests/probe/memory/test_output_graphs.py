@@ -437,7 +437,7 @@ def test_an_evaluation_with_graphs_is_found_with_its_line():
 
 def test_hooks_are_gone_after_the_marked_steps_and_an_evaluation_without_graphs():
     loop = Loop()
-    for step in range(STEPS + MARKED_STEPS):  # the second round of marks is over, too
+    for step in range(STEPS):
         loop.monitor.step(loop.train())
         if step == 3:
             loop.net.eval()
