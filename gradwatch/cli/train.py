@@ -55,8 +55,8 @@ def command(
 ) -> None:
     """Train a model from a YAML config, monitor its gradients, and save everything to a run directory.
 
-    Exit codes: 0 healthy, 1 findings at or above --fail-on, 2 a mistake in the config or out of memory, 3 interrupted: `gradwatch train
-    --resume RUN` continues.
+    Exit codes: 0 healthy, 1 findings at or above --fail-on, 2 a mistake in the config or out of memory, 3 interrupted:
+    `gradwatch train --resume RUN` continues.
     """
     try:
         from gradwatch.config.ineffective import ineffective_settings

@@ -16,8 +16,9 @@ from torch.utils._pytree import tree_leaves
 
 from gradwatch.gradcheck.precision.shadows import Shadows, is_measured
 from gradwatch.probe.device.sync import to_host
+from gradwatch.probe.graph.dispatched import changed_arguments
 from gradwatch.replay.locate.module_stack import ModuleStack
-from gradwatch.replay.locate.op_tracer import UNWRITTEN, changed_arguments
+from gradwatch.replay.locate.op_tracer import UNWRITTEN
 from gradwatch.replay.locate.operation_log import OperationLog
 from gradwatch.replay.locate.records import Operation
 
