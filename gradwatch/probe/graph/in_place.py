@@ -40,7 +40,7 @@ class _Write(NamedTuple):
     line: Line | None
 
 
-class _Saved(NamedTuple):
+class _SavedTensor(NamedTuple):
     tensor: Tensor
     version: int
     number: int  # of operations before it was saved
@@ -48,7 +48,7 @@ class _Saved(NamedTuple):
 
 
 class _Conflict(NamedTuple):
-    saved: _Saved
+    saved: _SavedTensor
     write: _Write | None
 
     def __str__(self) -> str:
@@ -90,12 +90,12 @@ class _Recorder(TorchDispatchMode):
                 self._writes.setdefault(storage, []).append(write)
         return func(*args, **kwargs)
 
-    def save(self, tensor: Tensor) -> _Saved:
+    def save(self, tensor: Tensor) -> _SavedTensor:
         """Pack a tensor that autograd saves."""
         # detached: an output that is saved would hold the node that holds it; the version is shared
-        return _Saved(tensor.detach(), tensor._version, self._number, calling_line())
+        return _SavedTensor(tensor.detach(), tensor._version, self._number, calling_line())
 
-    def load(self, saved: _Saved) -> Tensor:
+    def load(self, saved: _SavedTensor) -> Tensor:
         """Unpack a saved tensor.
 
         Raises:
