@@ -432,6 +432,12 @@ GRADIENTS_KEPT_LATER = EventKind(
     text="the gradients are no longer cleared between updates, since step {since}",
 )
 
+GRADIENTS_LEFT = EventKind(
+    name="gradients-left",
+    meaning="An update held the gradient that the loss of another optimizer had left on its way through the model.",
+    text="the gradients held what the loss of another optimizer had left",
+)
+
 # Losses that a loop reports.
 
 LOSS_NAN = EventKind(

@@ -25,6 +25,7 @@ from gradwatch.monitor.readings.hand_updates import HandUpdates
 from gradwatch.pipeline.pipeline import Pipeline
 from gradwatch.probe.activations.probe import ACTIVATIONS, ActivationProbe
 from gradwatch.probe.device.dtensor import find_shards
+from gradwatch.probe.gradients.left_gradients import LeftGradients
 from gradwatch.probe.gradients.zero_grad import ZeroGradCheck
 from gradwatch.probe.inert_hook import Removable, takes_hooks
 from gradwatch.probe.inspections import Inspections
@@ -136,6 +137,7 @@ def build_monitor(
         _or_none("the search for functional activations", find_functions, pipeline.attempts)
     names = {param: layer.name for param, layer in zip(params, history.info.layers, strict=True)}
     make_check = functools.partial(ZeroGradCheck, optimizers, pipeline.add_event, names=names)
+    make_left = functools.partial(LeftGradients, optimizers, pipeline.add_event)
     # deferred to `_or_none`, which disables the inspection if a model does not support it
     make_facts = functools.partial(
         Inspections,
@@ -148,6 +150,7 @@ def build_monitor(
         target_match=activations.target_match if activations else None,
         attempts=pipeline.attempts,
         zero_grad=_or_none("the check of cleared gradients", make_check, pipeline.attempts) if hooked else None,
+        left_gradients=_or_none("the check of left gradients", make_left, pipeline.attempts) if hooked else None,
         known=history.events,
         hooked=hooked,
     )

@@ -15,6 +15,7 @@ from gradwatch.attempts import Attempts
 from gradwatch.events import UNREAD, Observation
 from gradwatch.probe.batches.input_scale import ModelInputs
 from gradwatch.probe.batches.target_match import TargetMatch
+from gradwatch.probe.gradients.left_gradients import LeftGradients
 from gradwatch.probe.gradients.recurrence import RecurrenceProbe
 from gradwatch.probe.gradients.zero_grad import ZeroGradCheck
 from gradwatch.probe.graph.reader import READ_STEPS, LossGraphReader, is_due
@@ -55,6 +56,7 @@ class Inspections:
         recurrences: Probe of gradients on their way back through a recurrence, or None.
         target_match: Comparison of predictions with the targets of other samples, or None.
         zero_grad: Check that gradients are cleared, or None.
+        left_gradients: Check that no other learner's loss leaves gradients, or None.
         known: Events already recorded.
         attempts: Counts the failures of each inspection. An exception costs one inspection at one step.
         hooked: Whether hooks inspect modes, inputs and running statistics. A loop that sets training mode for each step
@@ -73,6 +75,7 @@ class Inspections:
         recurrences: RecurrenceProbe | None = None,
         target_match: TargetMatch | None = None,
         zero_grad: ZeroGradCheck | None = None,
+        left_gradients: LeftGradients | None = None,
         known: Iterable[Event] = (),
         attempts: Attempts | None = None,
         hooked: bool = True,
@@ -87,7 +90,8 @@ class Inspections:
         self._draws = RandomDraws(models)
         self._step = 0  # the step in progress, for the hook of the loss function
         self._recurrences, self._target_match = recurrences, target_match
-        self._zero_grad, self._moves = zero_grad, OutsideMoves(params, layers)
+        self._zero_grad, self._left_gradients = zero_grad, left_gradients
+        self._moves = OutsideMoves(params, layers)
         self._changes = ParameterChanges(models, params, layers, optimizers)
         # before the first step: later the weights have moved
         initial = [
@@ -201,6 +205,8 @@ class Inspections:
         self._draws.close()
         if self._zero_grad:
             self._zero_grad.close()
+        if self._left_gradients:
+            self._left_gradients.close()
         if self._inputs:
             self._inputs.close()
         if self._outputs:

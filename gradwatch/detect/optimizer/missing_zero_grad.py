@@ -15,7 +15,7 @@ from gradwatch.detect import Example
 from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import finding_of
 from gradwatch.detect.features.robust_stats import log10
-from gradwatch.events import GRADIENTS_CLEARED, GRADIENTS_KEPT, GRADIENTS_KEPT_LATER
+from gradwatch.events import GRADIENTS_CLEARED, GRADIENTS_KEPT, GRADIENTS_KEPT_LATER, GRADIENTS_LEFT
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Event, Finding, Quantity
@@ -36,16 +36,16 @@ GROWING_FRAC = 0.9
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingZeroGrad:
-    """Gradients that are never cleared.
+    """Gradients that are not cleared before an update.
 
-    What it measures: whether gradients are cleared between updates.
+    What it measures: whether gradients are cleared between updates, and whether those of another loss stay in.
 
     Why it matters: each update repeats all earlier gradients, like a momentum of 1. Training overshoots or diverges.
 
     Example: `loss.backward(); optimizer.step()` without `optimizer.zero_grad()`.
 
     What to do: call `optimizer.zero_grad()` once per update; with gradient accumulation, once per group of
-    micro-batches.
+    micro-batches. If another loss leaves gradients, call it right before the backward pass of the own loss.
 
     When it is wrong: gradients that are kept across updates on purpose. Not judged: a run that began before it was
     monitored, or gradients that are cleared now and then.
@@ -56,13 +56,19 @@ class MissingZeroGrad:
     norms of sums. A sum of t gradients grows as a power of t: with the exponent 1 if they agree, 0.5 if they are noise.
     It grows smoothly, because one more batch changes it little. Nearly all tensors must grow with such a power from the
     first update. Learning can raise norms as well, but not in all tensors, not at once, and not ever more slowly.
+    (3) The loss of another optimizer passes through the model to that optimizer's parameters, as the loss of a
+    generator passes through a discriminator. `watch` observes the first updates: the gradient that it leaves is still
+    there when the own backward pass comes.
 
     Source: PyTorch tutorial, "Zeroing out gradients in PyTorch",
-    https://pytorch.org/tutorials/recipes/recipes/zeroing_out_gradients.html; Jiang et al. 2025 (TrainCheck), OSDI.
+    https://pytorch.org/tutorials/recipes/recipes/zeroing_out_gradients.html; Jiang et al. 2025 (TrainCheck), OSDI;
+    PyTorch DCGAN tutorial, https://pytorch.org/tutorials/beginner/dcgan_faces_tutorial.html, on when to clear the
+    gradients of the discriminator.
 
     Args:
         every: Steps between two checks. 5: the first is soon after `kept` allows, the second has all nine steps.
         kept: Successive updates, from the second, before which no gradient was cleared. 3: more than one mistake.
+        left: Updates with gradients that another loss has left. 3: as for `kept`.
         power: Exponent that 90 % of the tensors must reach. 0.35: the root of t, minus the noise of 9 points.
         at_most: Exponent that 90 % of the tensors must not exceed. 1.2: a sum grows no faster than t unless the
             gradients grow.
@@ -75,6 +81,7 @@ class MissingZeroGrad:
     kind: ClassVar[str] = "missing-zero-grad"
     every: int = 5
     kept: int = 3
+    left: int = 3
     power: float = 0.35
     at_most: float = 1.2
     first: float = 1.25
@@ -87,6 +94,7 @@ class MissingZeroGrad:
         for layer, event in ({None: later[None]} if None in later else later).items():
             text = f"{event.text} ({layer})" if layer else event.text
             yield self._finding(history, text, layer=layer, kept=self.kept, onset=event.step)
+        yield from self._left(history)
         # a loop that never clears shows it in its first steps
         if history.step >= FIRST_STEPS - 1 + self.every:
             return
@@ -101,6 +109,18 @@ class MissingZeroGrad:
         # an observed clearing outweighs norms that grow as sums do
         elif not any(event.kind == GRADIENTS_CLEARED.name for event in history.events):
             yield from self._summed(history)
+
+    def _left(self, history: History) -> Iterator[Finding]:
+        """Yield a finding if updates held gradients that the loss of another optimizer had left."""
+        held = list(events_of(history, GRADIENTS_LEFT))
+        if len(held) >= self.left:
+            yield self._finding(
+                history,
+                "each update also holds the gradient that the loss of another optimizer leaves on its way through the "
+                "model: nothing clears it before the own backward pass",
+                kept=len(held),
+                onset=held[0].step,
+            )
 
     def _summed(self, history: History) -> Iterator[Finding]:
         """Yield a finding if the gradient norms grow like the norms of sums."""
@@ -175,6 +195,8 @@ class MissingZeroGrad:
         yield Example("no backward pass finds the gradients cleared", _kept(4), (None,))
         yield Example("the gradient of one parameter is not cleared", _kept(4, layer="encoder"), ("encoder",))
         yield Example("the gradients are kept once, on purpose", _kept(1))
+        yield Example("the loss of a generator leaves gradients in its critic", _left(3), (None,))
+        yield Example("it did so once, before the loop began", _left(1))
         later = Synthetic(steps=40).add_event(
             GRADIENTS_KEPT_LATER, step=20, text="nothing clears the gradients any more"
         )
@@ -201,6 +223,14 @@ def _kept(updates: int, *, layer: str | None = None) -> History:
     for update in range(updates):
         history.add_event(Event(kind=GRADIENTS_KEPT.name, step=update + 1, layer=layer))
     return history
+
+
+def _left(updates: int) -> History:
+    """Return a run in which `updates` updates held the gradients of another loss."""
+    made = Synthetic(steps=12)
+    for update in range(updates):
+        made.add_event(GRADIENTS_LEFT, step=update + 1)
+    return made.history()
 
 
 def _cleared() -> History:

@@ -30,7 +30,7 @@ class GradientSample:
     """
 
     def __init__(self, grad: Tensor) -> None:
-        self._place, self._version = _written(grad)
+        self._place, self._version = last_write(grad)
         self._numbers_N = _leading(grad)
 
     def numbers_with(self, grad: Tensor) -> Tensor | None:
@@ -43,7 +43,7 @@ class GradientSample:
             Tensor of shape (2, N), on the device of the gradient, which the host need not wait for. None if it is
             still this one: nothing has written to it, or it has too few numbers to tell.
         """
-        if (self._place, self._version) == _written(grad) or is_capturing([grad]):
+        if (self._place, self._version) == last_write(grad) or is_capturing([grad]):
             return None
         now_N = _leading(grad)
         if self._numbers_N is None or now_N is None or len(now_N) != len(self._numbers_N):
@@ -70,7 +70,8 @@ def _is_in_order(before_N: NDArray[Any], now_N: NDArray[Any]) -> bool:
     return bool(has_one_value and ((change_N >= 0).all() or (change_N <= 0).all()))
 
 
-def _written(grad: Tensor) -> tuple[int, int]:
+def last_write(grad: Tensor) -> tuple[int, int]:
+    """Return the address and the version of a gradient, which each write changes; no device is waited for."""
     # a sparse gradient has no address of its own
     stored = grad._values() if grad.layout == torch.sparse_coo else local_part(grad)
     return stored.data_ptr(), grad._version

@@ -17,6 +17,7 @@ from gradwatch.events import GRADIENTS_CLEARED, GRADIENTS_KEPT, GRADIENTS_KEPT_L
 from gradwatch.probe.device.dtensor import local_part
 from gradwatch.probe.device.sync import HostTransfer, is_capturing
 from gradwatch.probe.gradients.gradient_sample import MIN_NUMBERS, GradientSample, is_continued
+from gradwatch.probe.gradients.hooked_params import drop_empty_hooks, end_params, first_trainable
 from gradwatch.probe.inert_hook import inert_hook, remove_hooks
 from gradwatch.records import Event
 
@@ -82,7 +83,7 @@ class ZeroGradCheck:
     def _attach_unheld(self, optimizers: Sequence[Optimizer]) -> list[_GradientWatch]:
         """Watch one parameter that no optimizer holds: the call that clears gradients may leave it out."""
         held = {p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
-        param = _first_trainable([p for p in reversed([*self._names]) if p not in held and p.numel() >= MIN_NUMBERS])
+        param = first_trainable([p for p in reversed([*self._names]) if p not in held and p.numel() >= MIN_NUMBERS])
         if param is None or not held:
             return []
         watch = _GradientWatch(param, self._note, layer=self._names[param], is_held=False)
@@ -90,7 +91,7 @@ class ZeroGradCheck:
         return [watch]
 
     def _attach(self, optimizer: Optimizer, *, since: int | None) -> list[_GradientWatch]:
-        first, last = _ends(optimizer)
+        first, last = end_params(optimizer)
         watched = [] if last is None else [_GradientWatch(last, self._note, since=since)]
         if first is not None and first is not last and first in self._names:
             watched.append(_GradientWatch(first, self._note, layer=self._names[first], since=since))
@@ -102,18 +103,6 @@ class ZeroGradCheck:
 def _detach(watched: Iterable[_GradientWatch]) -> None:
     for one in watched:
         one.detach()
-
-
-def _ends(optimizer: Optimizer) -> tuple[Tensor | None, Tensor | None]:
-    """Return the first and the last parameter that a backward pass may reach, or None."""
-    params = [p for group in optimizer.param_groups for p in group["params"]]
-    # too few numbers cannot tell a scaled gradient from an overwritten one, so such parameters come last
-    wide = [p for p in params if p.numel() >= MIN_NUMBERS]
-    return _first_trainable(params), _first_trainable([*reversed(wide), *reversed(params)])
-
-
-def _first_trainable(params: Iterable[Tensor]) -> Tensor | None:
-    return next((p for p in params if p.requires_grad and p.is_leaf), None)
 
 
 def _largest(grad: Tensor) -> Tensor | None:
@@ -212,7 +201,7 @@ class _GradientWatch:
         if self.is_over:
             self.detach()  # here, since an optimizer must not lose a hook while it calls its hooks
             with contextlib.suppress(RuntimeError):  # a compiled backward may call hooks without the engine
-                Variable._execution_engine.queue_callback(self._drop_empty_hooks)
+                Variable._execution_engine.queue_callback(lambda: drop_empty_hooks(self._param))
             return
         if is_capturing([grad]):  # reading a value would break the capture
             return
@@ -235,13 +224,6 @@ class _GradientWatch:
     def _sample(self) -> None:
         grad = self._param.grad
         self._seen = None if grad is None or is_capturing([grad]) else GradientSample(grad)
-
-    def _drop_empty_hooks(self) -> None:
-        # autograd would call even empty hooks: 1.5 us per backward, and the GIL
-        for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
-            hooks = getattr(self._param, name)
-            if hooks is not None and not hooks:
-                setattr(self._param, name, None)
 
     def _before_update(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self.is_over:

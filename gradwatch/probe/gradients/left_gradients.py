@@ -1,0 +1,179 @@
+"""Find gradients that the backward pass of another learner leaves in the parameters of a watched optimizer."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.autograd import Variable
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from gradwatch.events import GRADIENTS_LEFT
+from gradwatch.probe.device.sync import is_capturing
+from gradwatch.probe.gradients.hooked_params import drop_empty_hooks, end_params, is_zero
+from gradwatch.probe.inert_hook import inert_hook, remove_hooks
+from gradwatch.records import Event
+
+FIRST_UPDATES = 8
+"""Number of first updates of each watched optimizer to check."""
+
+MORE_UPDATES = 32
+"""The same number if a backward pass has reached another learner: a critic may take several steps for each of its."""
+
+MAX_CALLS = 512
+"""Maximum number of backward passes to check, also if a watched optimizer makes no update."""
+
+MAX_LEARNERS = 16
+"""Maximum number of optimizers to follow."""
+
+MAX_EVENTS = 4
+"""Maximum number of events of one optimizer."""
+
+
+@dataclass(eq=False, slots=True)
+class _Learner:
+    """An optimizer, and the passes that have reached one of its parameters since it was last cleared.
+
+    Attributes:
+        optimizer: The optimizer.
+        param: Its last trainable parameter: a pass through all of its layers reaches that one first.
+        is_watched: Whether the monitor watches the optimizer.
+        updates: Number of updates so far.
+        passes: Backward passes that added to the gradient of the parameter, oldest first.
+        beyond: For each such pass, the learners that it reached afterwards.
+        served: Such passes with a learner that has made its update with their gradients.
+        found: Number of updates that held gradients of another learner.
+    """
+
+    optimizer: Optimizer
+    param: Tensor
+    is_watched: bool
+    updates: int = 0
+    passes: list[int] = field(default_factory=list)
+    beyond: dict[int, set[_Learner]] = field(default_factory=dict)
+    served: set[int] = field(default_factory=set)
+    found: int = 0
+
+    def add(self, pass_id: int, *, is_cleared: bool) -> None:
+        """Add a backward pass that has reached the parameter."""
+        if is_cleared:
+            self.passes.clear()
+            self.served.clear()
+        if pass_id not in self.passes:
+            self.passes.append(pass_id)
+
+    def serve(self, other: _Learner) -> None:
+        """Record that another learner makes its update with the gradients that have passed through this one."""
+        self.served.update(pass_id for pass_id in self.passes if other in self.beyond.get(pass_id, ()))
+
+    def conclude(self) -> bool:
+        """Return whether the gradient of the update in progress holds that of another learner, and begin again.
+
+        The newest pass is the learner's own if it goes on to no other learner.
+        """
+        own = self.passes[-1] if self.passes else None
+        held = own is not None and own not in self.beyond and bool(self.served)
+        self.updates += 1
+        self.passes.clear()
+        self.beyond.clear()
+        self.served.clear()
+        return held
+
+
+@final
+class LeftGradients:
+    """Follow the first backward passes through the watched parameters, and the updates of all optimizers.
+
+    The loss of a generator, an actor or an attack passes through a discriminator, a critic or a classifier, and leaves
+    gradients there. If nothing clears them before the discriminator's own backward pass, its update follows both
+    losses, of which one is the other's opponent.
+
+    A backward pass is another learner's if it reaches the watched parameter first and a parameter of the learner later,
+    the learner makes its update next, and the watched optimizer's own pass goes on to no learner. So several passes per
+    update are no mistake, nor are heads before a shared trunk, encoders behind a shared head, nor a learner that steps
+    more often.
+
+    Args:
+        optimizers: The watched optimizers. Any other is found by its first update.
+        note: Called with an event `gradients-left` at an update that holds gradients of another learner.
+    """
+
+    def __init__(self, optimizers: Iterable[Optimizer], note: Callable[[Event], None]) -> None:
+        self._note = note
+        self._calls = 0
+        self._learners: dict[Optimizer, _Learner] = {}
+        self._handles: list[RemovableHandle] = []
+        for optimizer in optimizers:
+            self._follow(optimizer, is_watched=True)
+        if self._learners:
+            # weak: a hook of all optimizers must not keep a monitor alive
+            method = weakref.WeakMethod(self._before_update)
+
+            def before_update(optimizer: Optimizer, *_: Any) -> None:
+                if (call := method()) is not None:
+                    call(optimizer)
+
+            self._handles.append(register_optimizer_step_pre_hook(inert_hook(before_update)))
+
+    @property
+    def _is_over(self) -> bool:
+        is_far = any(learner.beyond for learner in self._learners.values()) or len(self._learners) > self._num_watched
+        enough = MORE_UPDATES if is_far else FIRST_UPDATES
+        watched = (learner for learner in self._learners.values() if learner.is_watched)
+        return self._calls >= MAX_CALLS or all(learner.updates >= enough for learner in watched)
+
+    @property
+    def _num_watched(self) -> int:
+        return sum(learner.is_watched for learner in self._learners.values())
+
+    def close(self) -> None:
+        """Remove all hooks."""
+        remove_hooks(self._handles)
+
+    def _follow(self, optimizer: Optimizer, *, is_watched: bool) -> None:
+        """Hook the last parameter of an optimizer that no other learner holds."""
+        taken = {learner.param for learner in self._learners.values()}
+        param = end_params(optimizer)[1]
+        if param is None or param in taken or len(self._learners) >= MAX_LEARNERS:
+            return
+        learner = self._learners[optimizer] = _Learner(optimizer, param, is_watched)
+        self._handles.append(param.register_hook(inert_hook(lambda grad: self._before_backward(learner))))
+
+    def _before_backward(self, learner: _Learner) -> None:
+        """Record that a backward pass is about to add to the gradient of a learner's parameter."""
+        if self._is_over:
+            params = [each.param for each in self._learners.values()]
+            self.close()  # here, since an optimizer must not lose a hook while it calls its hooks
+            with contextlib.suppress(RuntimeError):  # a compiled backward may call hooks without the engine
+                Variable._execution_engine.queue_callback(lambda: [drop_empty_hooks(param) for param in params])
+            return
+        if is_capturing([learner.param]):
+            return
+        self._calls += 1
+        pass_id = torch._C._current_graph_task_id()
+        for other in self._learners.values():
+            if other is not learner and other.is_watched and pass_id in other.passes:
+                other.beyond.setdefault(pass_id, set()).add(learner)
+        if learner.is_watched:
+            grad = learner.param.grad
+            learner.add(pass_id, is_cleared=grad is None or is_zero(grad.detach()))
+
+    def _before_update(self, optimizer: Optimizer) -> None:
+        """Record an update of any optimizer, and note if it holds gradients of another learner."""
+        mine = self._learners.get(optimizer)
+        if mine is None:
+            self._follow(optimizer, is_watched=False)
+            return
+        for learner in self._learners.values():
+            if learner is not mine:
+                learner.serve(mine)
+        if mine.is_watched and mine.conclude() and mine.found < MAX_EVENTS:
+            mine.found += 1
+            self._note(GRADIENTS_LEFT.emit(step=mine.updates - 1))
