@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, final
@@ -63,14 +64,15 @@ class Overfitting:
     the training loss around it.
 
     Source: Prechelt 1998, "Early stopping - but when?", https://doi.org/10.1007/3-540-49430-8_3 (generalization loss);
-    Zhang et al. 2017, https://arxiv.org/abs/1611.03530.
+    Zhang et al. 2017, https://arxiv.org/abs/1611.03530; Kendall 1938, https://doi.org/10.1093/biomet/30.1-2.81 (trend).
 
     Args:
         patience: Validations in a row above the best. 4: noise seldom agrees so often.
         rise: Rise above the best, as a fraction of it. 0.2: losses that did not go on rising stayed below 0.1
             (`scripts/studies/false_alarms.py`).
-        streak: Validations in a row, each above the one before. 6: by chance once in 5,040.
-        steady: Rise above the best, as a fraction of it, after such a streak. 0.15: between 0.1 and 0.2.
+        trend: Rising trend of the validations since the best, in standard deviations. 3.4: by chance once in 3,000; eight
+            validations, each above the one before, have as much.
+        steady: Rise above the best, as a fraction of it, with such a trend. 0.15: between 0.1 and 0.2.
         fall: Training loss, in units of the one around the best validation, below which it counts as falling. 0.8: the
             noise of a plateau stays above.
         by_heart: Training loss, in units of the first, below which the training data are memorized. 0.1: a model that
@@ -84,7 +86,7 @@ class Overfitting:
     every: ClassVar[int] = 1
     patience: int = 4
     rise: float = 0.2
-    streak: int = 6
+    trend: float = 3.4
     steady: float = 0.15
     fall: float = 0.8
     by_heart: float = 0.1
@@ -141,12 +143,12 @@ class Overfitting:
         )
 
     def _has_risen(self, val_V: Floats, best: int) -> bool:
-        """Return whether the newest validations are clearly above the best, or each is above the previous one."""
+        """Return whether the newest validations are clearly above the best, or rise steadily."""
         lowest, newest = val_V[best], val_V[-1]
         if lowest <= 0:  # a rise in units of the lowest loss means nothing
             return False
-        is_steady = len(val_V) > self.streak and bool((np.diff(val_V[-self.streak - 1 :]) > 0).all())
-        if is_steady and newest > lowest * (1 + self.steady):
+        # without the best, which is below the others by choice
+        if newest > lowest * (1 + self.steady) and _rising_trend(val_V[best + 1 :]) >= self.trend:
             return True
         is_above = val_V[-self.patience :].min() > lowest * (1 + self.rise / 2) and newest > lowest * (1 + self.rise)
         is_highest = newest >= val_V[best:].max() / MAX_PEAK_RATIO
@@ -160,11 +162,23 @@ class Overfitting:
         yield Example("the validation loss follows the training loss down", _validated(turn=240, slope=0))
         yield Example("it rises by a sixth, step by step", _validated(turn=60, slope=0.0012, noise=0), (None,))
         yield Example("it rises by a sixth, up and down", _validated(turn=60, slope=0.0012, noise=0.05))
+        yield Example("it rises by a fifth, up and down, over many validations", _wavering(rise=0.24), (None,))
+        yield Example("it wavers as much and does not rise", _wavering(rise=0.0))
         yield Example("it rises by 5 %", _validated(turn=80, slope=0.0004))
         yield Example("it rises, and the training loss does too", _validated(turn=80, slope=0.01, train=0.01))
         yield Example("the training data are memorized, and other data are not known", _memorized(level=0.8), (None,))
         yield Example("they are memorized, and other data are known nearly as well", _memorized(level=0.3))
         yield Example("it is noisy", _validated(turn=80, slope=0, noise=0.15))
+
+
+def _rising_trend(values_V: Floats) -> float:
+    """Return how many more pairs are in rising order than in falling order, in standard deviations (Kendall's tau)."""
+    n = len(values_V)
+    if n < 2:
+        return 0.0
+    earlier, later = np.triu_indices(n, 1)
+    surplus = float(np.sign(values_V[later] - values_V[earlier]).sum())
+    return surplus / math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
 
 
 def _is_clear(val_V: Floats, best: int) -> bool:
@@ -194,6 +208,16 @@ def _memorized(*, level: float) -> History:
     made.loss_T = 2.3 * np.maximum(np.exp(-made.t_T / 40), 0.01)
     at_T = made.t_T % 20 == 19
     made.val_loss_T[at_T] = (2.3 * level * (1 + 0.002 * np.sin(made.t_T)) + 0.01 * (made.t_T < 30))[at_T]
+    return made.history()
+
+
+def _wavering(*, rise: float) -> History:
+    """Return a run with a noisy validation every 10 steps, which rises by a fraction from step 60 to the end."""
+    made = Synthetic(steps=240)
+    rng = np.random.default_rng(0)
+    at_T, after_T = made.t_T % 10 == 9, np.maximum(made.t_T - 60, 0) / 180
+    level_T = (1 + np.exp(-made.t_T / 15)) * (1 + rise * after_T)
+    made.val_loss_T[at_T] = (level_T * np.exp(0.02 * rng.standard_normal(made.steps)))[at_T]
     return made.history()
 
 

@@ -53,7 +53,7 @@ class ExplodingGradient:
     faster and faster, and the weights grow too. Loss and norm are `unbounded` times as large as in the first 8 steps. A
     loss with a least value flattens out. (7) Jumps: the larger of absolute loss and norm has two
     levels from the start, `jump` powers of ten apart and almost nothing between them, and jumps up and down 4 times or
-    more: a division by almost 0. Steps at which both are exactly 0 are left out.
+    more, but not in turn: a division by almost 0. Steps at which both are exactly 0 are left out.
 
     Exceptions to the rules: norms that rise while the loss falls are the end of a plateau and do not count. A
     curriculum that gets harder raises both, but by less. A loss that is a value of a game (GAN, policy gradient) may
@@ -148,6 +148,7 @@ class ExplodingGradient:
         yield Example("advantages divided by a deviation that is often 0", make_levels(1e5), (None,))
         yield Example("the same, clipped before the norm is read", make_levels(1e5, clipped=True), (None,))
         yield Example("tasks with losses of different scale take turns", make_levels(1e3))
+        yield Example("tasks in turn whose losses are farther apart", make_levels(1e5, in_turn=True))
         yield Example("rewards are sparse: most losses are exactly 0", make_levels(1e5, low=0.0))
         yield Example("rewards are sparse: most losses are an entropy bonus", make_levels(1.0, low=1e-3))
         yield Example(

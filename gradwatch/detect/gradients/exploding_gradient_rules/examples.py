@@ -33,16 +33,18 @@ def make_gain(decades: float, *, by_inputs: bool = False) -> tuple[History, tupl
     return made.history(), made.names(4)
 
 
-def make_levels(high: float, *, low: float = 1.0, clipped: bool = False) -> History:
+def make_levels(high: float, *, low: float = 1.0, clipped: bool = False, in_turn: bool = False) -> History:
     """Return a run in which loss and gradient are `high` times their usual size at a third of the steps.
 
     Args:
         high: Factor at these steps.
         low: Factor at all other steps.
         clipped: Whether the norms are those after clipping.
+        in_turn: Whether it is every third step, and not one in three by chance.
     """
     made = Synthetic(steps=120)
-    level_T = np.where(np.arange(120) % 3 == 1, high, low)
+    is_high_T = made.t_T % 3 == 1 if in_turn else made.rng.random(120) < 1 / 3
+    level_T = np.where(is_high_T, high, low)
     made.loss_T *= level_T
     made.grad_l2_TL *= (np.minimum(level_T, 1.0) if clipped else level_T)[:, None]
     return made.history()

@@ -3,6 +3,9 @@
 A division makes two levels if its divisor is usually of order one and at times zero plus an epsilon: advantages over a
 deviation of equal rewards, windows over the deviation of a constant signal, weights over counts that may be 0. Clipping
 keeps the weights in place, but the batches of the upper level alone decide the direction of the updates.
+
+Levels that take turns with a fixed period belong to two kinds of batches, which `oscillating-gradient` judges: a
+divisor reaches 0 at irregular steps.
 """
 
 # T = steps of a window with a size other than 0
@@ -10,6 +13,7 @@ keeps the weights in place, but the batches of the upper level alone decide the 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gradwatch.detect.features.consequences import severity_after
 from gradwatch.detect.features.finding import Sign, format_fold
@@ -25,6 +29,9 @@ MIN_JUMPS = 4
 MIN_GAP_FRAC = 0.5
 """Minimum width of the empty range between the levels, as a fraction of their distance: sizes with a heavy tail, such
 as the losses of single samples that a model knows or does not know, fill that range."""
+
+MAX_PERIOD_STEPS = 4
+"""Longest period of two kinds of batches in turn."""
 
 START_SIZES = 32
 """Number of first sizes with both levels. Batches with almost nothing left to learn come later."""
@@ -59,7 +66,7 @@ def find_jumps(history: History, norm_T: Floats, *, kind: str, decades: float) -
     turn_T = np.diff(is_high_T.astype(int))
     jumps = min(np.count_nonzero(turn_T > 0), np.count_nonzero(turn_T < 0))
     has_gap = distance >= decades and gap_T.max() >= MIN_GAP_FRAC * distance
-    if not has_gap or jumps < MIN_JUMPS or len(set(is_high_T[:START_SIZES])) == 1:
+    if not has_gap or jumps < MIN_JUMPS or _is_periodic(is_high_T, steps_T) or len(set(is_high_T[:START_SIZES])) == 1:
         return None
     high, low = float(median(sorted_T[border:])), float(median(sorted_T[:border]))
     return Sign(
@@ -72,3 +79,12 @@ def find_jumps(history: History, norm_T: Floats, *, kind: str, decades: float) -
         since=int(steps_T[np.argmax(is_high_T)]),
         severity=severity_after(history, kind),
     )
+
+
+def _is_periodic(is_high_T: NDArray[np.bool_], steps_T: NDArray[np.int64]) -> bool:
+    """Return whether the step alone tells the level, since levels take turns with a fixed period."""
+    for period in range(2, MAX_PERIOD_STEPS + 1):
+        turns = [is_high_T[steps_T % period == phase] for phase in range(period)]
+        if all(len(set(turn.tolist())) <= 1 for turn in turns):
+            return True
+    return False
