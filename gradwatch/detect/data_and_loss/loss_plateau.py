@@ -9,8 +9,14 @@ from typing import ClassVar, final
 import numpy as np
 
 from gradwatch.detect import Example, Recovery
+from gradwatch.detect.data_and_loss.loss_plateau_rules.constant_loss import find_constant_loss
 from gradwatch.detect.data_and_loss.loss_plateau_rules.constant_predictions import find_constant_predictions
-from gradwatch.detect.data_and_loss.loss_plateau_rules.examples import make_constant, make_flat, make_product
+from gradwatch.detect.data_and_loss.loss_plateau_rules.examples import (
+    make_collapsed,
+    make_constant,
+    make_flat,
+    make_product,
+)
 from gradwatch.detect.data_and_loss.loss_plateau_rules.progress import has_fallen, is_standing
 from gradwatch.detect.data_and_loss.loss_plateau_rules.stall import MIN_WAIT_STEPS, SETTLING_STEPS, find_stall
 from gradwatch.detect.data_and_loss.loss_plateau_rules.wrong_pairs import find_wrong_pairs
@@ -58,7 +64,9 @@ class LossPlateau:
     far as that can be measured. (3) A loss stands like that after a fall, while predictions fit other samples of the
     batch as well as their own. Only what a constant can learn fell: the mean of the targets, or the shares of the
     classes. There must be enough samples to show a slow start. If a batch reads a third of the rows of an
-    embedding, a third of the steps count. (4) Every loss since the first step is exactly 0.
+    embedding, a third of the steps count. (4) Every loss since the first step is exactly 0. (5) Different batches have
+    the same loss, with more than half of the first one left: all outputs have collapsed to one point. The loss of a
+    triplet then stays at its margin.
 
     Exceptions to the rules: a loss that does not measure success, such as a policy gradient; tasks that are learned in
     a sudden transition after a long plateau (CTC, arithmetic). The loss of several optimizers, or of a model behind
@@ -66,7 +74,8 @@ class LossPlateau:
     have moved by less than a tenth of themselves: the model may only be slow.
 
     Source: Karpathy 2019, "A recipe for training neural networks", https://karpathy.github.io/2019/04/25/recipe/; Wald
-    1945, "Sequential tests of statistical hypotheses", https://doi.org/10.1214/aoms/1177731118.
+    1945, "Sequential tests of statistical hypotheses", https://doi.org/10.1214/aoms/1177731118; Hermans et al. 2017,
+    https://arxiv.org/abs/1703.07737, sec. 3.2, on triplet losses that stay at their margin.
 
     Args:
         every: Steps between two calls. 10: the graph shows (1) at once, and the rest is slow.
@@ -74,6 +83,8 @@ class LossPlateau:
         error: Probability, 0..1, at most, that the test takes a loss for flat which sets a new low in every second
             block. 0.001: half of all flat losses have that much evidence after 112 steps, 95 % after 156.
         fall: Fall of the loss, as a fraction, that counts as one. 0.03: a smaller change of a median is noise.
+        constant: Spread of the losses of different batches, as a fraction of the loss, up to which they are the same.
+            0.0003: even a mean over 100,000 samples that differ by a tenth varies as much.
         trend: Slope of the loss in its standard errors below which it is falling. -1.5: a flat loss is below by chance
             in 1 of 15 calls, which only delays the report; slow starts were below -2.3.
     """
@@ -84,6 +95,7 @@ class LossPlateau:
     patience: int = 128
     error: float = 0.001
     fall: float = 0.03
+    constant: float = 0.0003
     trend: float = -1.5
 
     def detect(self, history: History) -> Iterator[Finding]:
@@ -96,6 +108,9 @@ class LossPlateau:
         yield from find_wrong_pairs(history)
         if zero := find_zero_loss(history):
             yield zero
+            return
+        if same := find_constant_loss(history, constant=self.constant):
+            yield same
             return
         if not self._has_waited(history):
             return
@@ -140,6 +155,11 @@ class LossPlateau:
         yield Example("the loss is exactly 0: every margin is met, or no label counts", zero.history(), (None,))
         zero.loss_T[:5] = 0.1
         yield Example("a loss that is 0 after it was not", zero.history())
+        yield Example(
+            "all embeddings are one point, and a triplet loss is at its margin", make_collapsed(spread=1e-5), (None,)
+        )
+        yield Example("losses of batches that differ by a thousandth", make_collapsed(spread=1e-3))
+        yield Example("every batch is the same one", make_collapsed(spread=1e-5, equal_batches=True))
         unclear = make_flat().add_event(UNCLEAR, step=100).history()
         yield Example("samples are too few to tell whether predictions fit", unclear)
         noisy = make_flat(fall=0.2)

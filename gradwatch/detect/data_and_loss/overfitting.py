@@ -70,8 +70,8 @@ class Overfitting:
         patience: Validations in a row above the best. 4: noise seldom agrees so often.
         rise: Rise above the best, as a fraction of it. 0.2: losses that did not go on rising stayed below 0.1
             (`scripts/studies/false_alarms.py`).
-        trend: Rising trend of the validations since the best, in standard deviations. 3.4: by chance once in 3,000; eight
-            validations, each above the one before, have as much.
+        trend: Rising trend of the validations since the best, in standard deviations. 3.4: by chance once in 3,000;
+            eight validations, each above the one before, have as much.
         steady: Rise above the best, as a fraction of it, with such a trend. 0.15: between 0.1 and 0.2.
         fall: Training loss, in units of the one around the best validation, below which it counts as falling. 0.8: the
             noise of a plateau stays above.

@@ -13,7 +13,17 @@ from gradwatch.detect.features.consequences import severity_after
 from gradwatch.detect.features.finding import Sign, finding_of
 from gradwatch.detect.features.lr_schedule import JUMP_WINDOW_STEPS
 from gradwatch.detect.features.structure import structure_of
+from gradwatch.detect.updates.learning_rate_too_high_rules.compounding_rate import find_compounding_rate
 from gradwatch.detect.updates.learning_rate_too_high_rules.diverging_loss import find_diverging_loss
+from gradwatch.detect.updates.learning_rate_too_high_rules.examples import (
+    make_above,
+    make_compounding,
+    make_jump,
+    make_overwritten,
+    make_restarting,
+    make_rising,
+    make_running_away,
+)
 from gradwatch.detect.updates.learning_rate_too_high_rules.loss_above_start import find_loss_above_start
 from gradwatch.detect.updates.learning_rate_too_high_rules.lost_progress import (
     NON_FINITE,
@@ -56,6 +66,8 @@ class LearningRateTooHigh:
     that is `above_start` times the first, while each of the newest 3 measured updates was `large`: each update
     overshoots. (5) A loss that diverges within the first 20 steps. It has risen at each of the last 4 steps, or of
     those before it stopped being finite, and is `runaway` times the first; the first update of some matrix was `large`.
+    (6) A rate that compounds, by one factor again and again, and is `compound` times the rate at which half of the loss
+    was learned. Over the newest 64 steps the loss no longer falls. It is told before the rate does harm.
 
     These signs are no consequence of numbers that stop being finite later. The finding is critical if nothing else was
     found before it and the run has lost what it had learned. That is so if the run is non-finite, or if the loss, as
@@ -75,6 +87,7 @@ class LearningRateTooHigh:
             if the loss is higher five steps later than before it, or if the update is ten times as large.
         growth: Growth of the weights within 20 steps, in powers of ten. 0.5: 3.2 times.
         jump: Rise of the learning rate above its earlier values. 3: milestones fall, and warm-ups rise in small steps.
+        compound: Growth of the rate since the run had learned at it, for (6). 10: good rates span less than that.
         above_start: Loss in units of the first at which (4) reports. 3: moving targets, such as values in Q-learning,
             raise it as much, but with small updates.
         large: Update/weight ratio, median over matrices, for (3) to (5). 0.05: fifty times the 1e-3 that rates are
@@ -92,6 +105,7 @@ class LearningRateTooHigh:
     ratio: float = 1.0
     growth: float = 0.5
     jump: float = 3.0
+    compound: float = 10.0
     above_start: float = 3.0
     large: float = 0.05
     runaway: float = 100.0
@@ -117,6 +131,7 @@ class LearningRateTooHigh:
             yield from self._report(
                 history, find_rate_ramp(history, jump=self.jump, worse=self.worse, large=self.large)
             )
+            yield from self._report(history, find_compounding_rate(history, compound=self.compound))
         # the jump and the ramp come first: they name the step at fault
         yield from self._report(history, find_diverging_loss(history, runaway=self.runaway, large=self.large))
         # the rules below compare updates with weights
@@ -151,22 +166,25 @@ class LearningRateTooHigh:
         large = Synthetic(steps=60, lr=0.1)
         large.weight_l2_TL *= 1 + 0.2 * large.t_T[:, None]
         yield Example("the weights are several times larger after twenty steps", large.history(), (None,))
-        yield Example("the rate jumps tenfold, and the loss after it", _jump(factor=10, loss=4), (None,))
+        yield Example("the rate jumps tenfold, and the loss after it", make_jump(factor=10, loss=4), (None,))
         yield Example(
-            "updates are a fifth of the weights, and the loss is far above its start", _above(lr=20.0), (None,)
+            "updates are a fifth of the weights, and the loss is far above its start", make_above(lr=20.0), (None,)
         )
-        yield Example("so they are in a model of embeddings", _above(lr=20.0, module_type="Embedding"), (None,))
-        yield Example("the loss is far above its start, as values in Q-learning are", _above(lr=0.001))
-        yield Example("the loss climbs from the first update on", _running_away(lr=100.0), (None,))
-        yield Example("it climbs from there to infinity", _running_away(lr=100.0, steps=16, finite=6), (None,))
-        yield Example("it climbs by what the data become, while updates are small", _running_away(lr=1e-4))
+        yield Example("so they are in a model of embeddings", make_above(lr=20.0, module_type="Embedding"), (None,))
+        yield Example("the loss is far above its start, as values in Q-learning are", make_above(lr=0.001))
+        yield Example("the loss climbs from the first update on", make_running_away(lr=100.0), (None,))
+        yield Example("it climbs from there to infinity", make_running_away(lr=100.0, steps=16, finite=6), (None,))
+        yield Example("it climbs by what the data become, while updates are small", make_running_away(lr=1e-4))
         glitch = Synthetic(steps=90)
         glitch.lr_T[60], glitch.loss_T[61:] = 1.0, 4 * glitch.loss_T[61:]
         yield Example("the rate is a thousandfold for one step", glitch.history(), (None,))
-        yield Example("the rate rises and rises, and the loss with it", _rising(lr=20.0), (None,))
-        yield Example("it does so while updates are small", _rising(lr=0.001))
-        yield Example("it goes back to where it was before it fell, as warm restarts do", _restarting())
-        yield Example("one update is larger than the weights", _overwritten(), (None,))
+        yield Example("the rate rises and rises, and the loss with it", make_rising(lr=20.0), (None,))
+        yield Example("it does so while updates are small", make_rising(lr=0.001))
+        yield Example("the rate grows by 4 % at every step, with no end", make_compounding(), (None,))
+        yield Example("it compounds in an exponential warm-up, and the loss falls", make_compounding(falls=True))
+        yield Example("it grows by equal amounts, as in a linear warm-up", make_compounding(linear=True))
+        yield Example("it goes back to where it was before it fell, as warm restarts do", make_restarting())
+        yield Example("one update is larger than the weights", make_overwritten(), (None,))
         yield Example("a healthy run", Synthetic(steps=60).history())
         linear = Synthetic(steps=60, lr=0.1)
         linear.weight_l2_TL *= 1 + 0.2 * linear.t_T[:, None]
@@ -179,8 +197,8 @@ class LearningRateTooHigh:
         slow = Synthetic(steps=200)
         slow.weight_l2_TL *= 1 + 0.02 * slow.t_T[:, None]
         yield Example("weights grow over the whole run", slow.history())
-        yield Example("the rate jumps, and the loss goes on falling", _jump(factor=10, loss=1))
-        yield Example("a restart to a rate that it has had", _jump(factor=10, loss=4, first=0.01))
+        yield Example("the rate jumps, and the loss goes on falling", make_jump(factor=10, loss=1))
+        yield Example("a restart to a rate that it has had", make_jump(factor=10, loss=4, first=0.01))
 
 
 def _later(history: History, sign: Sign) -> frozenset[str]:
@@ -193,44 +211,3 @@ def _is_first(history: History, finding: Finding) -> bool:
     """Return whether no other kind was found earlier, at warning or above."""
     others = (f for f in history.findings if f.kind != finding.kind and f.severity >= Severity.WARNING)
     return all(f.step >= finding.step for f in others)
-
-
-def _jump(*, factor: float, loss: float, first: float = 0.001) -> History:
-    made = Synthetic(steps=90)
-    made.lr_T[:40], made.lr_T[40:60], made.lr_T[60:] = first, 0.001, 0.001 * factor
-    made.loss_T[60:] *= loss
-    return made.history()
-
-
-def _rising(*, lr: float) -> History:
-    made = Synthetic(steps=120, optimizer="SGD", lr=lr)
-    made.lr_T *= 1 + made.t_T
-    made.loss_T[40:] *= 4
-    return made.history()
-
-
-def _restarting() -> History:
-    made = Synthetic(steps=62, optimizer="SGD", lr=20.0)
-    made.lr_T[:40] *= 1 - 0.95 * made.t_T[:40] / 40
-    made.loss_T[40:] *= 4
-    return made.history()
-
-
-def _above(*, lr: float, module_type: str = "Linear") -> History:
-    made = Synthetic(steps=60, optimizer="SGD", lr=lr)
-    made.info = replace(made.info, layers=tuple(replace(i, module_type=module_type) for i in made.info.layers))
-    made.loss_T[1:] = 40 * made.loss_T[0] * np.exp(made.rng.standard_normal(59))
-    return made.history()
-
-
-def _running_away(*, lr: float, steps: int = 12, finite: int = 12) -> History:
-    made = Synthetic(steps=steps, optimizer="SGD", lr=lr)
-    made.loss_T[:] = 2.3 * 4.0**made.t_T
-    made.loss_T[finite:] = np.inf
-    return made.history()
-
-
-def _overwritten() -> History:
-    made = Synthetic(steps=1)
-    made.update_factor_TL[:] = 1e4
-    return made.history()

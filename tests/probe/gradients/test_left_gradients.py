@@ -1,4 +1,4 @@
-"""Gradients that the loss of another optimizer leaves in the watched model are found; loops that clear them are no news."""
+"""Gradients that another optimizer's loss leaves in the watched model are found; loops that clear them are no news."""
 
 import itertools
 

@@ -36,3 +36,13 @@ def make_product() -> History:
     made.info = replace(made.info, layers=(*tables, *made.info.layers[2:]))
     made.weight_l2_TL[:, :2] *= 1 + 0.002 * made.t_T[:, None]
     return made.history()
+
+
+def make_collapsed(*, spread: float, equal_batches: bool = False) -> History:
+    """Return a run in which the loss falls a little, and then differs from batch to batch by a fraction only."""
+    made = Synthetic(steps=120)
+    noise_T = np.where(made.t_T < 40, 0.05, spread) * made.rng.standard_normal(made.steps)
+    made.loss_T = 0.5 * (1 + 0.1 * np.exp(-made.t_T / 10)) * np.exp(noise_T)
+    if equal_batches:
+        made.batch_hash_T[:] = 7.0
+    return made.history()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gradwatch.detect.features.baseline import first_steps
 from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import Sign, format_fold
 from gradwatch.detect.features.robust_stats import log10, median
@@ -49,7 +50,9 @@ def find_backward_gain(history: History, *, kind: str, decades: float) -> Sign |
         return None
     if any(f.kind == kind for f in history.findings) or any(events_of(history, DERIVATIVE)):
         return None
-    if inflow < CANCELLED_RATIO * l2_L[optimized_O[-1]]:
+    # at the first step as well: later, collapsed outputs leave the weight with no more than rounding either
+    starts = (l2_L, first_steps(history, "grad.l2", 1)[0])
+    if any(l2[output_bias] < CANCELLED_RATIO * l2[optimized_O[-1]] for l2 in starts):
         return None
     l2_TL = history.param.window("grad.l2", BLOCK_STEPS)
     gain_T = log10(median(l2_TL[:, optimized_O].T)) - log10(l2_TL[:, output_bias])

@@ -1,0 +1,55 @@
+"""Find a loss that is the same for every batch: the outputs no longer depend on the inputs.
+
+Losses of different batches differ, by the noise of their samples, as long as the model tells samples apart. A loss of
+distances or similarities stops differing once all outputs are one point: a triplet loss stays at its margin, and a
+contrastive loss at the logarithm of the number of candidates. Both may be well below the first loss, which fell while
+the outputs collapsed.
+
+Not judged: loops that do not pass their batches, batches that are equal, and losses of which little is left.
+"""
+
+# T = steps of a window
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradwatch.detect.data_and_loss.loss_plateau_rules.progress import WINDOW_STEPS, loss_evidence
+from gradwatch.detect.features.baseline import first_loss, first_steps
+from gradwatch.detect.features.finding import Sign
+from gradwatch.detect.features.robust_stats import Floats, median
+from gradwatch.history.store import History
+from gradwatch.records import Quantity, Severity
+
+MIN_LEFT_FRAC = 0.5
+"""Fraction of the first loss that must be left: a model that has learned more tells its samples apart."""
+
+MIN_FIRST_RATIO = 10.0
+"""Spread of the first losses, in units of the newest spread, at least: the loss did depend on the batch."""
+
+MIN_DIFFERENT_FRAC = 0.5
+"""Fraction of the batches of the window that must be different ones."""
+
+
+def find_constant_loss(history: History, *, constant: float) -> Sign | None:
+    """Return a sign if the losses of different batches differ by less than a fraction of themselves."""
+    loss_T = history.scalar("loss", WINDOW_STEPS)
+    level, spread = float(median(loss_T)), _spread(loss_T)
+    if len(loss_T) < WINDOW_STEPS or not spread <= constant * abs(level):
+        return None
+    if (
+        not level > MIN_LEFT_FRAC * first_loss(history)
+        or _spread(first_steps(history, "loss")) < MIN_FIRST_RATIO * spread
+    ):
+        return None
+    hash_T = history.scalar("batch_hash", WINDOW_STEPS)
+    if np.isnan(hash_T).any() or len(set(hash_T.tolist())) < MIN_DIFFERENT_FRAC * len(hash_T):
+        return None
+    text = f"the loss is {level:.4g} for every batch: the outputs no longer depend on the inputs"
+    evidence = (Quantity(key="loss.spread", label="spread of the loss, newest 48 steps", value=spread),)
+    return Sign(text, (*loss_evidence(history), *evidence), severity=Severity.WARNING)
+
+
+def _spread(loss_T: Floats) -> float:
+    low, high = np.quantile(loss_T, [0.1, 0.9])
+    return float(high - low)

@@ -1,0 +1,67 @@
+"""Make runs with rates that are too high, and near misses, as examples for `learning_rate_too_high`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from gradwatch.history.store import History
+from gradwatch.history.synthetic.builder import Synthetic
+
+
+def make_jump(*, factor: float, loss: float, first: float = 0.001) -> History:
+    """Return a run whose rate jumps by a factor at step 60, and its loss with it."""
+    made = Synthetic(steps=90)
+    made.lr_T[:40], made.lr_T[40:60], made.lr_T[60:] = first, 0.001, 0.001 * factor
+    made.loss_T[60:] *= loss
+    return made.history()
+
+
+def make_rising(*, lr: float) -> History:
+    """Return a run whose rate rises at every step, and its loss from step 40 on."""
+    made = Synthetic(steps=120, optimizer="SGD", lr=lr)
+    made.lr_T *= 1 + made.t_T
+    made.loss_T[40:] *= 4
+    return made.history()
+
+
+def make_compounding(*, linear: bool = False, falls: bool = False) -> History:
+    """Return a run that learns at once while its rate grows without end."""
+    made = Synthetic(steps=120)
+    made.lr_T = made.lr_T * (1 + 0.5 * made.t_T if linear else 1.04**made.t_T)
+    made.loss_T[:] = 2.3 * np.maximum(np.exp(-made.t_T / 10), 0.1)
+    if falls:
+        made.loss_T[10:] *= np.exp(-0.01 * (made.t_T[10:] - 10))
+    return made.history()
+
+
+def make_restarting() -> History:
+    """Return a run whose rate falls to a twentieth and returns to its start."""
+    made = Synthetic(steps=62, optimizer="SGD", lr=20.0)
+    made.lr_T[:40] *= 1 - 0.95 * made.t_T[:40] / 40
+    made.loss_T[40:] *= 4
+    return made.history()
+
+
+def make_above(*, lr: float, module_type: str = "Linear") -> History:
+    """Return a run whose loss is far above its start from the first update on."""
+    made = Synthetic(steps=60, optimizer="SGD", lr=lr)
+    made.info = replace(made.info, layers=tuple(replace(i, module_type=module_type) for i in made.info.layers))
+    made.loss_T[1:] = 40 * made.loss_T[0] * np.exp(made.rng.standard_normal(59))
+    return made.history()
+
+
+def make_running_away(*, lr: float, steps: int = 12, finite: int = 12) -> History:
+    """Return a run whose loss grows fourfold at each step."""
+    made = Synthetic(steps=steps, optimizer="SGD", lr=lr)
+    made.loss_T[:] = 2.3 * 4.0**made.t_T
+    made.loss_T[finite:] = np.inf
+    return made.history()
+
+
+def make_overwritten() -> History:
+    """Return a run of one step whose update is far larger than the weights."""
+    made = Synthetic(steps=1)
+    made.update_factor_TL[:] = 1e4
+    return made.history()
