@@ -224,6 +224,11 @@ ADVERSARY = EventKind(
     meaning="Parameters of another learner stand between the model and the loss.",
     text="parameters of another learner stand between the model and the loss",
 )
+CHOSEN_OUTPUTS = EventKind(
+    name="graph-chosen-outputs",
+    meaning="A regression compares chosen outputs with its targets, as Q-learning does with the values of actions.",
+    text="the loss is a regression of chosen outputs, as of the values of actions",
+)
 MATRIX = EventKind(
     name="graph-matrix",
     meaning="A custom module multiplies by one of its parameters.",

@@ -12,14 +12,15 @@ import numpy as np
 
 from gradwatch.detect import Example, Recovery
 from gradwatch.detect.features.consequences import severity_after
-from gradwatch.detect.features.finding import finding_of
+from gradwatch.detect.features.finding import finding_of, findings_of
 from gradwatch.detect.features.recovery import start_of_state, tensors_of
 from gradwatch.detect.features.robust_stats import Floats, median
 from gradwatch.detect.features.scope import affected_modules
 from gradwatch.detect.features.structure import matrix_rms, structure_of
 from gradwatch.detect.gradients.dead_layer_rules.cliff import find_cliffs, gap_below_median
-from gradwatch.detect.gradients.dead_layer_rules.examples import make_collapsed_router
+from gradwatch.detect.gradients.dead_layer_rules.examples import make_collapsed_router, make_faded
 from gradwatch.detect.gradients.dead_layer_rules.experts import comes_and_goes, live_frac_of_siblings
+from gradwatch.detect.gradients.dead_layer_rules.faded import find_faded
 from gradwatch.detect.gradients.dead_layer_rules.frozen import find_frozen
 from gradwatch.events import SIDE_BY_SIDE
 from gradwatch.history.store import History
@@ -68,21 +69,25 @@ class DeadLayer:
     How it is detected: (1) Frozen tensors: their gradient was not zero before, and is exactly zero at each of the
     newest `steps` steps. More than half of the others have a gradient. (2) Tiny matrices: their gradient per element
     (root mean square, median over the window) is `decades` below the median of all weight matrices. On one side a cliff
-    of `decades` - 1 leads to the next layer. Vanishing gradients are as small, but have a slope and no cliff.
+    of `decades` - 1 leads to the next layer. Vanishing gradients are as small, but have a slope and no cliff. (3)
+    Layers out of use: the steps at which a layer has a gradient, None or not, get rarer from third to third, and for
+    `gone` steps there was none. A rate of stochastic depth that rises to 1 does so.
 
     Exceptions to the rules: a branch whose gate starts near zero and opens late. An expert that is hardly ever chosen
     comes and goes (info), until it has been away for 60 steps and five times as long as ever before. The autograd graph
     may show modules that are built alike side by side, as experts are. A dead one is for information until half of them
-    are dead. Then the router has collapsed, however confident its softmax is. A gradient that is None is a choice of
-    the training loop and does not count here (see no-gradient). If all layers go to zero together, the loss is zero: a
-    hinge that is satisfied, or a fit without noise.
+    are dead. Then the router has collapsed, however confident its softmax is. A gradient that is None from one step to
+    the next is a choice of the training loop and does not count here (see no-gradient). If all layers go to zero
+    together, the loss is zero: a hinge that is satisfied, or a fit without noise.
 
-    Source: Srivastava et al. 2015, "Highway networks", sec. 2.2 on gate biases, https://arxiv.org/abs/1505.00387; He et
-    al. 2015, https://arxiv.org/abs/1502.01852, sec. 2.2 on how much gradients differ between healthy layers.
+    Source: Huang et al. 2016, https://arxiv.org/abs/1603.09382, sec. 3, on rates of stochastic depth; Srivastava et al.
+    2015, "Highway networks", sec. 2.2 on gate biases, https://arxiv.org/abs/1505.00387; He et al. 2015,
+    https://arxiv.org/abs/1502.01852, sec. 2.2 on how much gradients differ between healthy layers.
 
     Args:
         every: Steps between two checks. 10: half of `steps`.
         steps: Newest steps at each of which it must hold. 20: zero-initialized branches have warmed up by then.
+        gone: Newest steps without a gradient for (3). 40: twice `steps`, as the layer came and went before.
         decades: Gap in powers of ten. 5: healthy layers stayed within 1.6 (`scripts/studies/false_alarms.py`); a
             float32 update 5 orders of magnitude smaller than its neighbors' is negligible.
     """
@@ -91,10 +96,12 @@ class DeadLayer:
     kind: ClassVar[str] = "dead-layer"
     every: int = 10
     steps: int = 20
+    gone: int = 40
     decades: float = 5.0
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each module that has stopped learning."""
+        yield from findings_of(self, history, find_faded(history, steps=self.gone, kind=self.kind))
         newest_L = history.param.newest("grad.l2")
         rms_M = matrix_rms(history, newest_L)
         if not len(rms_M) or rms_M.min() > rms_M.max() * 10**-self.decades or not rms_M.any():  # False for nan
@@ -152,6 +159,10 @@ class DeadLayer:
         yield Example("a layer goes to zero at step 60", zero.history(), zero.names(5))
         tiny = Synthetic(steps=80).dead(5, onset=0, level=1e-9)
         yield Example("a gate lets next to nothing through, from the start", tiny.history(), tiny.names(5))
+        faded = make_faded(until=90)
+        yield Example("a block is skipped more and more, and then always", faded.history(), faded.names(5))
+        yield Example("it is skipped more and more, but not always", make_faded(until=180).history())
+        yield Example("a task with a layer of its own is over", make_faded(until=90, fades=False).history())
         yield Example("a healthy run", Synthetic(steps=120).history())
         yield Example(
             "gradients that vanish towards the input have no cliff", Synthetic(steps=80).vanishing(decades=12).history()

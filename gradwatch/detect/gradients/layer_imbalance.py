@@ -13,8 +13,10 @@ from gradwatch.detect.gradients.layer_imbalance_rules.examples import (
     make_clipped,
     make_coefficient,
     make_large_embedding,
+    make_outgrown,
     make_unscaled_inputs,
 )
+from gradwatch.detect.gradients.layer_imbalance_rules.growing_group import find_growing_group
 from gradwatch.detect.gradients.layer_imbalance_rules.heads import find_dominant_heads
 from gradwatch.detect.gradients.layer_imbalance_rules.leading_matrix import MIN_MATRICES, find_leading_matrix
 from gradwatch.detect.gradients.layer_imbalance_rules.norm_share import find_norm_taker
@@ -57,7 +59,9 @@ class LayerImbalance:
     the gradient, the rate of the others throws it about. (5) A module that takes nearly all of the total norm. If
     clipping cuts the norm step after step, it leaves almost nothing for the others. (6) Inputs of another unit: the
     gradient of a layer's weight in units of its bias's is the size of its inputs. The layer must leave almost nothing
-    of the norm, or of the gradient of another matrix.
+    of the norm, or of the gradient of another matrix. (7) A part that outgrows the rest: two or more matrices, each
+    `decades` above each of the others, which were within a factor of ten at the start. A weight in the loss that a
+    schedule raises without bound does so.
 
     Source: LeCun et al. 1998, "Efficient BackProp", sec. 4.3 on input scale and 4.7 on learning rates per layer,
     https://doi.org/10.1007/3-540-49430-8_2.
@@ -101,6 +105,7 @@ class LayerImbalance:
             return
         yield find_replaced_matrix(history, decades=self.decades, replaced=self.replaced)
         yield find_leading_matrix(history, decades=self.decades, steps=self.steps)
+        yield from find_growing_group(history, decades=self.decades, steps=self.steps, kind=self.kind)
 
     @classmethod
     def examples(cls) -> Iterator[Example]:
@@ -130,6 +135,9 @@ class LayerImbalance:
         yield Example("pixels of 0 to 255", make_unscaled_inputs(150.0, others=0.05)[0])
         yield Example("an embedding with 30 times the gradient of all others", make_large_embedding(factor=100)[0])
         yield Example("an output layer with most of what is clipped", make_clipped(others=0.2)[0])
+        yield Example("the weight of a reversed gradient grows tenfold per 20 steps", *make_outgrown(rate=1.12))
+        yield Example("it grows to fifty times and stays there", make_outgrown(rate=1.12, most=50.0)[0])
+        yield Example("the other layers lose their gradients instead", make_outgrown(rate=1 / 1.12, rest=True)[0])
         yield Example("a healthy run", Synthetic(steps=40).history())
         all_of_it = Synthetic(steps=40)
         all_of_it.update_factor_TL[:] = 1e4

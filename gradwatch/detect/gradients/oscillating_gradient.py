@@ -26,7 +26,7 @@ from gradwatch.detect.gradients.oscillating_gradient_rules.one_sided_batches imp
 from gradwatch.detect.gradients.oscillating_gradient_rules.stretches import find_stretches
 from gradwatch.detect.gradients.oscillating_gradient_rules.waves import MIN_LOSS_RATIO, WAVE_WINDOWS_STEPS, find_waves
 from gradwatch.detect.gradients.oscillating_gradient_rules.window import FIRST_LOSS_STEPS, WINDOW_STEPS, max_first_loss
-from gradwatch.events import CLASSES
+from gradwatch.events import CHOSEN_OUTPUTS, CLASSES
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding
@@ -65,7 +65,8 @@ class OscillatingGradient:
 
     Exceptions to the rules: tasks in turn whose losses differ by that much and stay as high as at the start. Up to a
     gap of 2 orders of magnitude, tasks are recognized if they have layers of their own. A loss whose swings grow from
-    window to window follows targets that move, as values in Q-learning do, and is left out.
+    window to window follows targets that move, as values in Q-learning do, and is left out. So are waves of a
+    regression of chosen outputs, such as the values of actions: each copy of the target network raises that loss again.
 
     Source: LeCun et al. 1998, "Efficient BackProp", sec. 4.2 (shuffling) and 4.5 (a learning rate beyond 2 / curvature
     overshoots); Cohen et al. 2021, https://arxiv.org/abs/2103.00065, sec. 2.
@@ -181,6 +182,8 @@ class OscillatingGradient:
         yield Example(
             "the swings grow, as values in Q-learning do", make_bouncing(period=12, level=0.02, growth=0.02).history()
         )
+        copies = make_bouncing(period=24).add_event(CHOSEN_OUTPUTS)
+        yield Example("values of actions follow a target network that is copied every 24 steps", copies.history())
         yield Example("norms alternate, but the loss falls", Synthetic(steps=140).oscillating().history())
         yield Example(
             "batches of one class each, of which some is learned", make_sorted_classes(gradient=0.85, loss=1.1), (None,)

@@ -14,6 +14,7 @@ from gradwatch.attempts import Attempts
 from gradwatch.events import BROADCAST, CUT, DERIVATIVE, LOG_OF_SOFTMAX, SINGULAR, UNSTABLE, Observation, Place
 from gradwatch.formulas import Formula, stable_code
 from gradwatch.probe.device.dtensor import gathers
+from gradwatch.probe.graph.chosen_outputs import find_chosen_outputs
 from gradwatch.probe.graph.cross_entropy import find_chance_loss, find_class_bias
 from gradwatch.probe.graph.embeddings import find_embedding_uses
 from gradwatch.probe.graph.empty_means import find_empty_means
@@ -149,6 +150,7 @@ class LossGraphReader:
         inspections: dict[str, Callable[[], Iterable[Observation]]] = {
             "the classes": lambda: find_chance_loss(graph),
             "the class bias": lambda: find_class_bias(*of_graph),
+            "the chosen outputs": lambda: find_chosen_outputs(graph),
             "the embeddings": lambda: find_embedding_uses(*of_graph),
             "the output heads": lambda: find_heads(*of_graph),
             "the hidden softmax": lambda: find_hidden_softmax(*of_graph),

@@ -1,8 +1,10 @@
-"""Make a run with a collapsing router, as an example for `dead_layer`."""
+"""Make runs with a collapsing router or a skipped layer, as examples for `dead_layer`."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+
+import numpy as np
 
 from gradwatch.events import SIDE_BY_SIDE
 from gradwatch.history.synthetic.builder import Synthetic
@@ -15,3 +17,11 @@ def make_collapsed_router() -> Synthetic:
     experts = (replace(la, name=f"experts.{la.name}", module=f"experts.{la.module}") for la in layers[2:])
     made.info = replace(made.info, layers=(*layers[:2], *experts))
     return made.add_event(SIDE_BY_SIDE, layer="experts.layers", values={"modules": 10.0})
+
+
+def make_faded(*, until: int, fades: bool = True) -> Synthetic:
+    """Return a run of 160 steps in which a layer is skipped at a rate that rises to 1, or at once, at a step."""
+    made = Synthetic(steps=160)
+    rate_T = made.t_T / until if fades else made.t_T >= until
+    made.grad_l2_TL[made.rng.random(160) < rate_T, 5] = np.nan
+    return made

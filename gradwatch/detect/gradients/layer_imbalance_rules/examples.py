@@ -46,3 +46,11 @@ def make_coefficient(*, is_unstable: bool) -> tuple[History, tuple[str, ...]]:
     weight_T = np.where(made.t_T > 0, 5e-3 if is_unstable else 0.5, 1e-5)
     history = with_statistic(history, "weight.l2", weight_T[:, None], layers=(0,))
     return with_statistic(history, "update.ratio", 5e-3 / weight_T[:, None], layers=(0,)), ("nu",)
+
+
+def make_outgrown(*, rate: float, most: float = 1e9, rest: bool = False) -> tuple[History, tuple[str, ...]]:
+    """Return a run in which the gradients of the first three layers, or of the rest, change by a factor per step."""
+    made = Synthetic(steps=81)
+    part = slice(3, None) if rest else slice(3)
+    made.grad_l2_TL[:, part] *= np.clip(rate**made.t_T, 1 / most, most)[:, None]
+    return made.history(), made.names(range(3))

@@ -4,7 +4,8 @@ Small batches spread norms as widely, but without correlation from step to step.
 alternates, so the correlation is near -1. Badly ordered data swing slowly, so the correlation is near 1.
 
 Wrong for alternating tasks with different losses, which `is_alternating` recognizes by their separate layers. Also
-wrong for targets that move, as values in Q-learning do: their swings grow, and are left out.
+wrong for targets that move: the swings of values grow, and a regression of chosen outputs is Q-learning, whose loss
+returns with each copy of the target network. Both are left out.
 """
 
 # T = steps of a window
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import Sign
 from gradwatch.detect.features.robust_stats import Floats, log10
 from gradwatch.detect.gradients.oscillating_gradient_rules.window import (
@@ -21,6 +23,7 @@ from gradwatch.detect.gradients.oscillating_gradient_rules.window import (
     is_alternating,
     max_first_loss,
 )
+from gradwatch.events import CHOSEN_OUTPUTS
 from gradwatch.history.store import History
 from gradwatch.records import Quantity
 
@@ -61,7 +64,7 @@ def find_waves(
         return None
     if not _comes_back(loss_T, peak=return_to * max_first_loss(history)):
         return None
-    if _is_growing(history, high) or is_alternating(history):
+    if _is_growing(history, high) or is_alternating(history) or any(events_of(history, CHOSEN_OUTPUTS)):
         return None
     return Sign(
         f"the gradient norm swings by a factor of {10**spread:.3g}, and the loss returns to its start",

@@ -1,0 +1,95 @@
+"""Find layers that fall out of use by degrees: their gradient comes more and more rarely, and then no longer.
+
+A rate of skipping that rises until it is 1, as of stochastic depth or of a modality, or a choice among branches that
+settles on others, ends the learning of a layer though nothing in it died. The gradient of a skipped layer is None or
+zero. A task that is over ends from one step to the next, and counts as the choice of the loop.
+
+The steps with a gradient, up to the last of them, are counted in three parts of equal length. The counts must fall from
+part to part, by more than chance, and the newest absence must be longer than chance allows at the last of these rates.
+"""
+
+# T = kept steps, L = parameter tensors
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwatch.detect.features.finding import Sign
+from gradwatch.detect.features.scope import affected_modules
+from gradwatch.detect.features.structure import structure_of
+from gradwatch.detect.gradients.dead_layer_rules.experts import is_side_by_side
+from gradwatch.history.store import History
+from gradwatch.records import Quantity
+
+MIN_STEPS_USED = 48
+"""Minimum number of kept steps up to the last gradient: 16 for each third."""
+
+MIN_FIRST_SHARE = 0.6
+"""Share of the steps of the first third with a gradient: a layer of which less is used was rare from the start."""
+
+MAX_LAST_RATIO = 0.5
+"""Share of the last third over that of the first, at most."""
+
+MIN_SIGMAS = 4.0
+"""Distance of the two shares in standard deviations: once in 30,000 tensors by chance."""
+
+MAX_CHANCE = 1e-4
+"""Probability, 0..1, of as long an absence at the share of the last third."""
+
+
+def find_faded(history: History, *, steps: int, kind: str) -> Iterator[Sign]:
+    """Yield a sign for each module that fell out of use by degrees.
+
+    Args:
+        history: History of the run.
+        steps: Minimum number of newest steps without a gradient.
+        kind: Kind of the resulting finding.
+    """
+    structure = structure_of(history)
+    away_L = structure.is_trainable_L & ~(history.param.newest("grad.l2") > 0)
+    # cheap: all layers are in use, or none is
+    if not away_L.any() or 2 * np.count_nonzero(away_L) > structure.num_trainable:
+        return
+    recent_TL = history.param.window("grad.l2", steps) > 0
+    away_L &= ~recent_TL.any(axis=0) & ~is_side_by_side(history)
+    if len(recent_TL) < steps or not away_L.any():
+        return
+    columns = np.flatnonzero(away_L)
+    steps_T, l2_TL = history.param.series("grad.l2")
+    used_TL = l2_TL[:, columns] > 0
+    faded = {int(i): share for i, used_T in zip(columns, used_TL.T, strict=True) if (share := _last_share(used_T))}
+    ill_L = np.isin(np.arange(len(away_L)), list(faded))
+    for layer, group in affected_modules(history, ill_L, kind=kind):
+        if layer is None:
+            continue
+        last = int(steps_T[np.flatnonzero(used_TL[:, np.isin(columns, group)].any(axis=1))[-1]])
+        first_share, share = faded[group[0]]
+        yield Sign(
+            f"{layer} fell out of use by degrees: it got a gradient at {100 * first_share:.0f} % of the steps at "
+            f"first, at {100 * share:.0f} % later, and at none since step {last}",
+            (
+                Quantity(
+                    key="use.first_share", label="steps with a gradient, first third", value=first_share, unit="0..1"
+                ),
+                Quantity(key="use.last_share", label="steps with a gradient, last third", value=share, unit="0..1"),
+                Quantity(key="use.last_step", label="last step with a gradient", value=float(last)),
+            ),
+            since=last + 1,
+            layer=layer,
+        )
+
+
+def _last_share(used_T: NDArray[np.bool_]) -> tuple[float, float] | None:
+    """Return the shares of the first and the last third of the used steps, or None if the use did not fade away."""
+    last = int(np.flatnonzero(used_T)[-1]) + 1 if used_T.any() else 0
+    if last < MIN_STEPS_USED:
+        return None
+    third = last // 3
+    first, middle, newest = (float(used_T[i * third : (i + 1) * third].mean()) for i in range(3))
+    sigma = np.sqrt((first * (1 - first) + newest * (1 - newest)) / third)
+    is_falling = first >= MIN_FIRST_SHARE and first > middle > newest and newest <= MAX_LAST_RATIO * first
+    is_gone = (1 - newest) ** (len(used_T) - last) <= MAX_CHANCE
+    return (first, newest) if is_falling and is_gone and first - newest > MIN_SIGMAS * sigma else None
