@@ -57,11 +57,11 @@ class Overfitting:
     How it is detected: (1) The newest `patience` validation losses are above the best by half of `rise`, the newest is
     the highest and above it by `rise`, and the rise is clear from the noise. Noisy validations, from few samples or a
     large learning rate before a normalization, go up and down again. So the mean since the best must be 2.5 standard
-    deviations above the mean around it. (2) `streak` validations in a row were each above the one before. A rise of
-    `steady` then suffices, because values without a trend are in rising order once in (streak + 1)!, which is 5,040.
-    (3) The training loss is below `by_heart` of the first, and the validation loss is above `missed` of it and falls no
-    more: the training data are memorized. Both losses must have one unit: the first validation loss is at most twice
-    the training loss around it.
+    deviations above the mean around it. (2) The validations since the best have a rising trend, and the newest is above
+    the best by `steady`. The trend is Kendall's: in most pairs of validations the later one is the higher one, by
+    `trend` standard deviations more than without a trend. (3) The training loss is below `by_heart` of the first, and
+    the validation loss is above `missed` of it and falls no more: the training data are memorized. Both losses must
+    have one unit: the first validation loss is at most twice the training loss around it.
 
     Source: Prechelt 1998, "Early stopping - but when?", https://doi.org/10.1007/3-540-49430-8_3 (generalization loss);
     Zhang et al. 2017, https://arxiv.org/abs/1611.03530; Kendall 1938, https://doi.org/10.1093/biomet/30.1-2.81 (trend).
