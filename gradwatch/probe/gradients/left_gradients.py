@@ -16,8 +16,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from gradwatch.events import GRADIENTS_LEFT
-from gradwatch.probe.device.sync import is_capturing
-from gradwatch.probe.gradients.hooked_params import drop_empty_hooks, end_params, is_zero
+from gradwatch.probe.gradients.gradient_sample import last_write
+from gradwatch.probe.gradients.hooked_params import drop_empty_hooks, end_params
 from gradwatch.probe.inert_hook import inert_hook, remove_hooks
 from gradwatch.records import Event
 
@@ -49,6 +49,7 @@ class _Learner:
         passes: Backward passes that added to the gradient of the parameter, oldest first.
         beyond: For each such pass, the learners that it reached afterwards.
         served: Such passes with a learner that has made its update with their gradients.
+        written: Address and version of the gradient after the newest pass.
         found: Number of updates that held gradients of another learner.
     """
 
@@ -59,15 +60,22 @@ class _Learner:
     passes: list[int] = field(default_factory=list)
     beyond: dict[int, set[_Learner]] = field(default_factory=dict)
     served: set[int] = field(default_factory=set)
+    written: tuple[int, int] | None = None
     found: int = 0
 
-    def add(self, pass_id: int, *, is_cleared: bool) -> None:
-        """Add a backward pass that has reached the parameter."""
-        if is_cleared:
+    def add(self, pass_id: int) -> None:
+        """Add a backward pass that has reached the parameter, and is about to add to its gradient."""
+        grad = self.param.grad
+        # whatever has written to it since, zeros or a clipped gradient, is no sum of passes: so no value is read
+        if grad is None or self.written != last_write(grad):
             self.passes.clear()
             self.served.clear()
         if pass_id not in self.passes:
             self.passes.append(pass_id)
+
+    def keep(self, param: Tensor) -> None:
+        """Remember the gradient after a backward pass has added to it."""
+        self.written = None if param.grad is None else last_write(param.grad)
 
     def serve(self, other: _Learner) -> None:
         """Record that another learner makes its update with the gradients that have passed through this one."""
@@ -145,6 +153,8 @@ class LeftGradients:
             return
         learner = self._learners[optimizer] = _Learner(optimizer, param, is_watched)
         self._handles.append(param.register_hook(inert_hook(lambda grad: self._before_backward(learner))))
+        if is_watched:
+            self._handles.append(param.register_post_accumulate_grad_hook(inert_hook(learner.keep)))
 
     def _before_backward(self, learner: _Learner) -> None:
         """Record that a backward pass is about to add to the gradient of a learner's parameter."""
@@ -154,16 +164,13 @@ class LeftGradients:
             with contextlib.suppress(RuntimeError):  # a compiled backward may call hooks without the engine
                 Variable._execution_engine.queue_callback(lambda: [drop_empty_hooks(param) for param in params])
             return
-        if is_capturing([learner.param]):
-            return
         self._calls += 1
         pass_id = torch._C._current_graph_task_id()
         for other in self._learners.values():
             if other is not learner and other.is_watched and pass_id in other.passes:
                 other.beyond.setdefault(pass_id, set()).add(learner)
         if learner.is_watched:
-            grad = learner.param.grad
-            learner.add(pass_id, is_cleared=grad is None or is_zero(grad.detach()))
+            learner.add(pass_id)
 
     def _before_update(self, optimizer: Optimizer) -> None:
         """Record an update of any optimizer, and note if it holds gradients of another learner."""

@@ -339,7 +339,7 @@ def test_a_hook_of_the_user_stays_when_ours_go():
     seen = list(watched_hooks(own=True))
 
     assert [seen[step] for step in (0, 9, 10, 13)] == [
-        ([1, 2], 3, 1),
+        ([2, 2], 3, 1),
         ([None, 1], 1, 10),
         ([1, 2], 3, 11),
         ([None, 1], 1, 14),
