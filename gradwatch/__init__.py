@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from gradwatch.monitor.watch import watch as watch
     from gradwatch.planning.plan import plan as plan
     from gradwatch.probe.curvature import curvature as curvature
+    from gradwatch.probe.products import hvp as hvp
+    from gradwatch.probe.products import jvp as jvp
+    from gradwatch.probe.spectrum import spectrum as spectrum
     from gradwatch.records import Finding as Finding
     from gradwatch.replay.incident import incidents as incidents
     from gradwatch.replay.locate.locate import locate as locate
@@ -44,7 +47,9 @@ _HOME = {
     "check_fixed_point": "gradwatch.gradcheck.implicit.check_fixed_point",
     "check_layer": "gradwatch.gradcheck.layer.check_layer",
     "curvature": "gradwatch.probe.curvature",
+    "hvp": "gradwatch.probe.products",
     "incidents": "gradwatch.replay.incident",
+    "jvp": "gradwatch.probe.products",
     "load_run": "gradwatch.run",
     "locate": "gradwatch.replay.locate.locate",
     "noise_scale": "gradwatch.diagnose.gradient_noise",
@@ -52,6 +57,7 @@ _HOME = {
     "precision": "gradwatch.gradcheck.precision.measure",
     "reproducible": "gradwatch.train.reproducible",
     "sample_gradients": "gradwatch.replay.samples.sample_gradients",
+    "spectrum": "gradwatch.probe.spectrum",
     "watch": "gradwatch.monitor.watch",
 }
 
@@ -69,7 +75,9 @@ __all__ = [
     "check_fixed_point",
     "check_layer",
     "curvature",
+    "hvp",
     "incidents",
+    "jvp",
     "load_run",
     "locate",
     "noise_scale",
@@ -77,6 +85,7 @@ __all__ = [
     "precision",
     "reproducible",
     "sample_gradients",
+    "spectrum",
     "watch",
 ]
 
