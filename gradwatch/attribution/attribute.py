@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, get_args
 
 import torch
@@ -28,6 +29,7 @@ def attribute(
     data: Tensor | None = None,
     baseline: Tensor | None = None,
     layer: nn.Module | None = None,
+    names: Sequence[str] | None = None,
     thresholds: Thresholds | None = None,
     seed: int = 0,
 ) -> Attribution:
@@ -44,6 +46,7 @@ def attribute(
         data: Other samples, (B, ...), whose mean is the baseline; without them the baseline is zero.
         baseline: Baseline to measure from, of the shape of the inputs, instead.
         layer: Convolution of `gradcam`; by default the last.
+        names: Names of the values, or texts of the tokens, to show instead of their numbers.
         thresholds: Tolerances and thresholds of the verdict.
         seed: Seed of the noise and of the random orders.
 
@@ -64,6 +67,9 @@ def attribute(
         found = mapper(score.point, next(iter(bases.values())))
         evidence = measure(score, mapper, found, bases, limits)
         verdict, reasons = judge(evidence, method, limits)
+    totals = tuple(score.totals(found.values).tolist())
+    if names is not None and len(names) != len(totals):
+        raise GradwatchError(f"names: got {len(names)}, expected {len(totals)}: one for each value, pixel or token")
     return Attribution(
         method=method,
         target=target,
@@ -76,8 +82,9 @@ def attribute(
         standard_error=found.standard_error,
         values=found.values.detach(),
         contributions=None if found.contributions is None else found.contributions.detach(),
-        totals=tuple(score.totals(found.values).tolist()),
+        totals=totals,
         inputs=inputs.detach(),
+        names=tuple(names or ()),
     )
 
 

@@ -15,16 +15,18 @@ RAISES, LOWERS = " .oO@", " -=x#"
 """Signs of a part of an image by its magnitude, from none to the largest."""
 MOST_ROWS, MOST_COLUMNS = 16, 32
 SMALLEST_PICTURE = 192
+GAP, PALE = 12, 96.0
+"""Transparent columns between an image and its map, and the gray of its black parts below the map."""
 RED, BLUE = (214.0, 39.0, 40.0), (31.0, 119.0, 180.0)
 
 Pixels = NDArray[np.float64]
 
 
-def bars(totals: Sequence[float], *, names: Sequence[str] | None) -> list[str]:
+def bars(totals: Sequence[float], *, names: Sequence[str]) -> list[str]:
     """Return the features with the largest values as bars, in the order of their magnitudes."""
     order = sorted(range(len(totals)), key=lambda i: -abs(totals[i]))[:MOST_BARS]
     largest = max((abs(totals[i]) for i in order), default=0.0)
-    labels = [f"{i}: {names[i]}" if names else str(i) for i in order]
+    labels = [names[i] for i in order]
     width = max((len(label) for label in labels), default=0)
     lines = []
     for i, label in zip(order, labels, strict=True):
@@ -54,7 +56,7 @@ def overlay(totals: Sequence[float], shape: Sequence[int], *, is_signed: bool) -
 
 
 def picture(totals: Sequence[float], image: Pixels, *, is_signed: bool) -> tuple[bytes, tuple[int, int]]:
-    """Draw a map over its gray image: red raises the score, blue lowers it.
+    """Draw a gray image, and beside it the map over the image: red raises the score, blue lowers it.
 
     Args:
         totals: The map, one value per pixel.
@@ -72,10 +74,15 @@ def picture(totals: Sequence[float], image: Pixels, *, is_signed: bool) -> tuple
     largest = float(np.quantile(np.abs(values), 0.99)) or float(np.abs(values).max()) or 1.0
     strength = np.minimum(np.abs(values) / largest, 1.0)[..., None] * 0.8
     color = np.where((values < 0)[..., None] & is_signed, BLUE, RED)
-    blended = gray[..., None] * (1.0 - strength) + color * strength
-    drawn = Image.fromarray(np.rint(blended).astype(np.uint8))
-    scale = max(1, -(-SMALLEST_PICTURE // max(drawn.size)))
-    drawn = drawn.resize((drawn.width * scale, drawn.height * scale), Image.Resampling.NEAREST)
+    plain = np.repeat(gray[..., None], 3, axis=-1)
+    # paler than the image, so that colors show on its black parts too
+    blended = (PALE + (1.0 - PALE / 255.0) * plain) * (1.0 - strength) + color * strength
+    scale = max(1, -(-SMALLEST_PICTURE // max(gray.shape)))
+    parts = [np.rint(part).astype(np.uint8).repeat(scale, 0).repeat(scale, 1) for part in (plain, blended)]
+    height, width = parts[0].shape[:2]
+    drawn = Image.new("RGBA", (2 * width + GAP, height))
+    for part, left in zip(parts, (0, width + GAP), strict=True):
+        drawn.paste(Image.fromarray(part), (left, 0))
     file = io.BytesIO()
     drawn.save(file, "PNG")
     return file.getvalue(), drawn.size

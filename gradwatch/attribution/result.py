@@ -15,7 +15,11 @@ from gradwatch.attribution.judge import MapVerdict, Reason
 from gradwatch.attribution.methods import Method
 from gradwatch.attribution.score import Kind, Target
 
-HEADLINES = {"holds": "the map holds", "misleads": "the map misleads", "cannot tell": "the map: cannot tell"}
+HEADLINES = {
+    "holds": "the map holds",
+    "misleads": "the map misleads",
+    "cannot tell": "cannot tell whether the map holds",
+}
 NAMES: dict[Method, str] = {
     "saliency": "saliency",
     "smoothgrad": "SmoothGrad",
@@ -44,6 +48,7 @@ class Attribution:
         contributions: Share of each input in the change of the score from the baseline; None for Grad-CAM.
         totals: The map summed for each value, pixel or token.
         inputs: The sample.
+        names: Names of the features, such as columns or the texts of tokens; empty if there are none.
     """
 
     method: Method
@@ -59,6 +64,7 @@ class Attribution:
     contributions: Tensor | None
     totals: tuple[float, ...]
     inputs: Tensor
+    names: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
@@ -91,6 +97,7 @@ class Attribution:
             "kind": self.kind,
             "shape": [*self.inputs.shape[1:]],
             "map": [*self.totals],
+            "names": [*self.names] or None,
         }
 
     def __str__(self) -> str:
@@ -106,14 +113,26 @@ class Attribution:
         """Return the map as lines of text: an image as a coarse overlay, other features as bars."""
         if self.kind == "image":
             return overlay(self.totals, self.inputs.shape[-2:], is_signed=self.is_signed)
-        names = [f"token {n}" for n in self.inputs[0].tolist()] if self.kind == "tokens" else None
-        return bars(self.totals, names=names)
+        if self.kind == "tokens":
+            texts = map(repr, self.names) if self.names else self.features
+            return bars(self.totals, names=[f"{i}: {text}" for i, text in enumerate(texts)])
+        return bars(self.totals, names=self.features)
+
+    @property
+    def features(self) -> list[str]:
+        """Return a name for each value of the map: as given, or its number, for tokens `token 5`."""
+        if self.names:
+            return [*self.names]
+        if self.kind == "tokens":
+            return [f"token {number}" for number in self.inputs[0].tolist()]
+        return [str(i) for i in range(len(self.totals))]
 
     def rows(self) -> list[str]:
         """Return one line for each experiment."""
-        return [f"  {name:<13} {text}" for name, text in self._experiments()]
+        return [f"  {name:<13} {text}" for name, text in self.experiments()]
 
-    def _experiments(self) -> Iterator[tuple[str, str]]:
+    def experiments(self) -> Iterator[tuple[str, str]]:
+        """Yield each experiment with its result in words."""
         e = self.evidence
         first = next(iter(e.baseline_scores))
         yield "score", f"{e.score:.4g}; {e.baseline_scores[first]:.4g} at the baseline '{first}'"

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from gradwatch import build
 from gradwatch.attribution.attribute import attribute
-from gradwatch.attribution.drawing import picture
+from gradwatch.attribution.drawing import MOST_BARS, picture
 from gradwatch.attribution.methods import Method
 from gradwatch.attribution.result import Attribution
 from gradwatch.attribution.score import Target, evaluating
@@ -25,7 +25,8 @@ from gradwatch.config.sections.root import Config
 from gradwatch.data import Splits
 from gradwatch.errors import GradwatchError, RunError
 from gradwatch.history.disk import atomic
-from gradwatch.render.report.attributions import NAME, MapCard, attributions_page
+from gradwatch.render.report.attributions import NAME, attributions_page
+from gradwatch.render.report.map_cards import MapCard, MapCards, png_text
 from gradwatch.replay.restore.restored_session import isolated_process
 from gradwatch.train import checkpoint
 from gradwatch.train.reproducible import seed_all
@@ -99,8 +100,9 @@ class SampleMaps:
 
     def write_page(self, run: Path) -> Path:
         """Write the maps as one HTML file into a run directory, and return its path."""
-        page = attributions_page(f"{self.model}; {self.part}", [_card(one) for one in self.maps])
-        atomic.replace(run / NAME, page.encode("utf-8"))
+        maps = MapCards(f"{self.model}; {self.part}", [_card(one) for one in self.maps])
+        maps.write(run)  # for the report of the run
+        atomic.replace(run / NAME, attributions_page(maps).encode("utf-8"))
         return run / NAME
 
 
@@ -180,7 +182,12 @@ def _map(
         predicted=explained,
         loss=float(_losses(training, dataset, [index])),
         attribution=attribute(
-            training.model, inputs, target, method=method, data=None if data is None or not len(data) else data
+            training.model,
+            inputs,
+            target,
+            method=method,
+            data=None if data is None or not len(data) else data,
+            names=_names(splits, inputs) or None,
         ),
     )
 
@@ -189,8 +196,9 @@ def _target(outputs: Tensor, targets: Tensor, splits: Splits) -> tuple[Target, s
     """Return the output to explain with its name, and the label: of a sequence, those of the last position."""
     kind = splits.spec.kind
     if kind == "tokens":
-        token = int(outputs[0, -1].argmax())
-        return (outputs.shape[1] - 1, token), f"token {token} at the end", f"token {int(targets[0, -1])}"
+        token, label = int(outputs[0, -1].argmax()), int(targets[0, -1])
+        texts = [repr(splits.vocabulary[n]) if splits.vocabulary else f"token {n}" for n in (token, label)]
+        return (outputs.shape[1] - 1, token), f"{texts[0]} at the end", texts[1]
     if kind == "values":
         values = ", ".join(f"{value:.4g}" for value in targets.flatten().tolist())
         return (0 if outputs.ndim > 1 else None), f"output 0 ({float(outputs.flatten()[0]):.4g})", values
@@ -230,16 +238,27 @@ def _mean_samples(dataset: Dataset[Any], device: torch.device) -> Tensor:
 
 def _card(one: SampleMap) -> MapCard:
     found = one.attribution
-    png, size = None, (0, 0)
+    png, size = "", (0, 0)
     if found.kind == "image":
-        png, size = picture(found.totals, found.inputs[0].double().cpu().numpy(), is_signed=found.is_signed)
+        drawn, size = picture(found.totals, found.inputs[0].double().cpu().numpy(), is_signed=found.is_signed)
+        png = png_text(drawn)
+    features = list(zip(found.features, found.totals, strict=True))
+    largest = sorted(features, key=lambda feature: -abs(feature[1]))[:MOST_BARS]
     return MapCard(
         title=one.title,
         verdict=found.verdict,
         headline=found.headline,
         png=png,
         size=size,
-        lines=found.picture(),
-        evidence=found.rows(),
+        tokens=features if found.kind == "tokens" else (),
+        bars=largest if found.kind == "values" else (),
+        evidence=list(found.experiments()),
         reasons=[reason.text for reason in found.reasons],
     )
+
+
+def _names(splits: Splits, inputs: Tensor) -> tuple[str, ...]:
+    """Return the names of a sample's tokens or columns, or nothing if the data have none."""
+    if splits.vocabulary:
+        return tuple(splits.vocabulary[number] for number in inputs.flatten().tolist())
+    return splits.features

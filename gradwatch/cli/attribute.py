@@ -61,7 +61,8 @@ def command(
         typer.Option(
             "--format",
             metavar="FORMAT",
-            help="`text`, `json`, or `html`: the file `attributions.html` in the run directory.",
+            help="`text`, `json`, or `html`: the file `attributions.html` in the run directory, and a part of its "
+            "`report.html`.",
             rich_help_panel=OUTPUT,
         ),
     ] = "text",
@@ -82,7 +83,11 @@ def command(
 
         write(json.dumps(found.to_json(), indent=1) + "\n")
     elif form == "html":
-        print_message("note", f"wrote {found.write_page(target)}")
+        from gradwatch.cli.output.report import write_run_report
+        from gradwatch.run import load_run
+
+        page, run = found.write_page(target), load_run(target)
+        print_message("note", f"wrote {page} and {write_run_report(None, target, run.history, run.diagnoses)}")
     else:
         write(f"{found}\n")
     raise typer.Exit(FINDINGS if found.is_misleading else 0)

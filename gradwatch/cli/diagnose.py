@@ -187,15 +187,11 @@ def _print_text(run: Path, history: History, diagnoses: tuple[Diagnosis, ...], *
 
 def _write_report(target: Path | None, run: Path, history: History, diagnoses: tuple[Diagnosis, ...]) -> None:
     """Write report.html into the run directory, or to `target`, and print its path."""
-    from gradwatch.config.settings import changed_settings
+    from gradwatch.cli.output.report import write_run_report
     from gradwatch.errors import RunError
-    from gradwatch.render.report.sink import NAME, write_report
 
-    config, path = run / "config.yaml", target or run / NAME
-    # a run of a user's own loop has no config.yaml
-    text = config.read_text(encoding="utf-8", errors="replace") if config.is_file() else ""
     try:
-        write_report(path, history, diagnoses, run=run, config_text=text, changed_text=changed_settings(run))
+        path = write_run_report(target, run, history, diagnoses)
     except RunError as error:
         raise RunError(f"{error}; write it elsewhere with --output FILE") from error
     write(f"{path}\n")

@@ -108,7 +108,7 @@ def _forecast(training: TrainingState) -> int | None:
 def _settled(config: Config, load: Callable[[list[str]], Config], overrides: list[str]) -> Config:
     """Return a config whose budget for activations is replaced by what the plan has chosen for it."""
     section = config.train.activation_checkpointing
-    if section in ("none", "sqrt") or section.budget is None:
+    if section == "none" or section == "sqrt" or section.budget is None:
         return config
     import json
 

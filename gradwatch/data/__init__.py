@@ -28,6 +28,8 @@ class Splits:
         guess: What the kind of the targets was guessed from, such as `whole numbers in column 'age'`; empty if the user
             said it.
         notes: Sentences about the data that the user has to know before training, such as folders left out.
+        vocabulary: Texts of the tokens in the order of their numbers; empty if they have none.
+        features: Names of the inputs, such as the columns of a table; empty if they have none.
     """
 
     train: Dataset[Any]
@@ -36,6 +38,8 @@ class Splits:
     classes: tuple[str, ...] = ()
     guess: str = ""
     notes: tuple[str, ...] = ()
+    vocabulary: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
 
     def info(self, name: str) -> DataInfo:
         """Return the size and kind of the data, for the description of the run."""

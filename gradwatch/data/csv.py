@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -59,7 +60,8 @@ def build(
     targets, outputs, classes = _tables.encode(labels, choice.kind)
     train, val = _tables.held_out(targets, choice.kind, val_fraction=val_fraction, seed=split_seed)
     parts = [(inputs[part], targets[part]) for part in (train, val)]
-    return _tables.splits(*parts, choice=choice, outputs=outputs, classes=classes, standardized=standardize)
+    splits = _tables.splits(*parts, choice=choice, outputs=outputs, classes=classes, standardized=standardize)
+    return replace(splits, features=tuple(names[i] for i in used))
 
 
 def _read(path: Path, *, header: bool, delimiter: str) -> tuple[list[str], Rows]:

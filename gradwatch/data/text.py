@@ -75,7 +75,8 @@ def build(
             f"{cut} for training and {len(tokens) - cut} for validation, expected at least {context + 1} in each; take "
             "a smaller context or a longer text (val_fraction: 0 holds nothing out)"
         )
-    return Splits(train, val, DataSpec(input_shape=(context,), outputs=len(characters), kind="tokens"))
+    spec = DataSpec(input_shape=(context,), outputs=len(characters), kind="tokens")
+    return Splits(train, val, spec, vocabulary=tuple(map(chr, characters.tolist())))
 
 
 def _windows(tokens: Tensor, *, context: int, stride: int) -> Windows | None:

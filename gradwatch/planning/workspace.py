@@ -70,7 +70,7 @@ def _allocations(func: Any, signature: _Signature, samples: int) -> tuple[int, .
         size = (samples, *shape) if is_of_batch else shape
         return torch.empty_strided(size, stride, dtype=dtype, device="cpu").zero_()
 
-    with _disable_current_modes(), torch.no_grad():  # type: ignore[no-untyped-call]  # torch does not annotate it
+    with _disable_current_modes(), torch.no_grad():
         args = [made(described) for described in signature]
         # not the newer profiler, which takes longer to start and logs to standard error
         _autograd._enable_profiler_legacy(
@@ -80,7 +80,7 @@ def _allocations(func: Any, signature: _Signature, samples: int) -> tuple[int, .
             out = func(*args)
         finally:
             events = _autograd._disable_profiler_legacy()
-    sizes = [e.cpu_memory_usage() for thread in events for e in thread if e.kind() == "memory_alloc"]
+    sizes = [e.cpu_memory_usage() for thread in events for e in thread if str(e.kind()) == "memory_alloc"]
     outputs = [out] if isinstance(out, Tensor) else [tensor for tensor in out if tensor is not None]
     return (*sizes, -sum(tensor.nbytes for tensor in outputs))
 

@@ -151,6 +151,7 @@ def test_tokens_are_explained_by_their_embeddings():
 
     assert result.totals == pytest.approx(expected.tolist(), rel=1e-4)
     assert "token 5" in str(result)
+    assert "'fish'" in str(attribute(model, tokens, names=["a", "b", "c", "d", "fish"]))
 
 
 def test_smoothgrad_takes_samples_until_its_standard_error_is_small(trained):
@@ -193,6 +194,7 @@ def test_a_call_leaves_modes_gradients_and_random_numbers_alone(trained):
         (lambda: attribute(Product(), torch.ones(1, 4, dtype=torch.long)), "no nn.Embedding"),
         (lambda: attribute(nn.Linear(4, 3), torch.ones(1, 4), 0, data=torch.ones(8, 5)), r"data: got \(8, 5\)"),
         (lambda: attribute(nn.Linear(4, 3), torch.ones(1, 4), 0, baseline=torch.ones(4)), "baseline: expected"),
+        (lambda: attribute(nn.Linear(4, 3), torch.ones(1, 4), 0, names=["a"]), "names: got 1, expected 4"),
         (lambda: attribute(torch.sin, torch.ones(1, 4), 0), "model: got a builtin_function_or_method"),
     ],
 )

@@ -48,6 +48,27 @@ def test_html_is_one_file_in_the_run_that_loads_nothing(gradwatch, run):
     assert not re.search(r'(?:src|href)="(?!data:)', page)
     assert "sample 3: label" in page
     assert "completeness" in page
+    assert '<section id="maps"' in (run / "report.html").read_text()
+
+
+TEXT = """\
+model: {name: gpt, layers: 1, heads: 1, width: 8}
+data: {name: text, context: 6}
+optim: {name: adamw, lr: 1e-2}
+train: {steps: 1}
+"""
+
+
+def test_a_text_is_explained_by_its_characters(gradwatch, tmp_path):
+    config = tmp_path / "text.yaml"
+    config.write_text(TEXT)
+
+    done = gradwatch("attribute", config, "--sample", "2", "--method", "saliency", "--format", "json")
+
+    (found,) = json.loads(done.out)["maps"]
+    assert len(found["names"]) == len(found["map"]) == 6
+    assert all(len(name) == 1 for name in found["names"])
+    assert re.fullmatch("'.*' at the end", found["explained"])
 
 
 def test_a_config_is_explained_with_its_initial_weights(gradwatch, run):

@@ -21,6 +21,7 @@ from gradwatch.render.json_document import strict
 from gradwatch.render.report.checks import check_table
 from gradwatch.render.report.data import packed
 from gradwatch.render.report.findings import diagnosis_cards
+from gradwatch.render.report.map_cards import ABOUT, MapCards
 from gradwatch.render.report.overview import overview
 from gradwatch.render.report.text import code, definitions, prose
 
@@ -52,6 +53,7 @@ def page(
         changed_text: The settings in it that differ from the defaults, or an empty string if that is unknown.
     """
     document, codes = packed(history)
+    maps = MapCards.read(run) if run else None
     # the policy has hashes of these texts, so the template must insert them unchanged
     script, style = f"\n/*{asset_text((LICENCE,))}*/{asset_text(SCRIPTS)}", asset_text(STYLES)
     return Template((ASSETS / "report.html").read_text(encoding="utf-8")).substitute(
@@ -63,6 +65,8 @@ def page(
         overview=overview(history, diagnoses, run),
         diagnoses=diagnosis_cards(history, diagnoses, run=run if config_text else None)
         or f"<p>{escape(_quiet(history))}</p>",
+        maps_link='<a href="#maps">Samples</a>' if maps else "",
+        maps=_maps(maps) if maps else "",
         checks=check_table(history, config_text=config_text),
         picture=_picture(history),
         config=_config(config_text, changed_text),
@@ -70,6 +74,13 @@ def page(
         events=_events(history),
         data=_json(document),
         pack=codes,
+    )
+
+
+def _maps(maps: MapCards) -> str:
+    return (
+        '<section id="maps" aria-labelledby="maps-title"><h2 id="maps-title">What decides for samples</h2>'
+        f'<p class="hint">{escape(maps.title)}. {ABOUT}</p>{maps.to_html()}</section>'
     )
 
 
