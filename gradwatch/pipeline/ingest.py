@@ -193,7 +193,7 @@ class Ingest:
 
     def end_detection(self) -> None:
         """Compare the last steps of all ranks, and run the detectors that run once more at the end."""
-        ending = [d for d in self._detectors if isinstance(d, EndDetector)]
+        ending: list[Detector] = [d for d in self._detectors if isinstance(d, EndDetector)]
         if self.ranks and self.history.step >= 0:
             self._compare_ranks(functools.partial(self.ranks.wait, MAX_END_S))
             ending += [d for d in self._detectors if isinstance(d, RankDetector)]

@@ -121,7 +121,8 @@ class FixedPoint:
     def adjoint_by(self, matrix: Tensor, weights: Tensor) -> Tensor:
         """Return the solution of w = weights + matrix times w."""
         unit = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
-        return torch.linalg.solve(unit - matrix, weights.reshape(-1)).reshape(weights.shape)
+        solution: Tensor = torch.linalg.solve(unit - matrix, weights.reshape(-1))
+        return solution.reshape(weights.shape)
 
     def by_leaf(self, state: Tensor, adjoint: Tensor) -> Gradients:
         """Return the gradients of the leaves for a solution of the adjoint equation."""

@@ -52,6 +52,8 @@ class MemoryWatch:
 
     def _observations(self, step: int) -> Iterator[Observation]:
         device = self._device
+        used: float | None
+        left: Callable[[], float]
         if device is not None:
             statistics = cuda_statistics(device)
             used, left = statistics.get("allocated_bytes.all.current"), partial(cuda_memory_left, device)

@@ -6,6 +6,7 @@ import contextlib
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -162,7 +163,8 @@ class LeftGradients:
             params = [each.param for each in self._learners.values()]
             self.close()  # here, since an optimizer must not lose a hook while it calls its hooks
             with contextlib.suppress(RuntimeError):  # a compiled backward may call hooks without the engine
-                Variable._execution_engine.queue_callback(lambda: [drop_empty_hooks(param) for param in params])
+                for param in params:
+                    Variable._execution_engine.queue_callback(partial(drop_empty_hooks, param))
             return
         self._calls += 1
         pass_id = torch._C._current_graph_task_id()

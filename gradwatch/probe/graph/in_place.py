@@ -109,7 +109,7 @@ class _Recorder(TorchDispatchMode):
 
 
 def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _at(line: Line | None) -> str:

@@ -66,15 +66,17 @@ def find_faded(history: History, *, steps: int, kind: str) -> Iterator[Sign]:
         if layer is None:
             continue
         last = int(steps_T[np.flatnonzero(used_TL[:, np.isin(columns, group)].any(axis=1))[-1]])
-        first_share, share = faded[group[0]]
+        first_share, last_share = faded[group[0]]
         yield Sign(
             f"{layer} fell out of use by degrees: it got a gradient at {100 * first_share:.0f} % of the steps at "
-            f"first, at {100 * share:.0f} % later, and at none since step {last}",
+            f"first, at {100 * last_share:.0f} % later, and at none since step {last}",
             (
                 Quantity(
                     key="use.first_share", label="steps with a gradient, first third", value=first_share, unit="0..1"
                 ),
-                Quantity(key="use.last_share", label="steps with a gradient, last third", value=share, unit="0..1"),
+                Quantity(
+                    key="use.last_share", label="steps with a gradient, last third", value=last_share, unit="0..1"
+                ),
                 Quantity(key="use.last_step", label="last step with a gradient", value=float(last)),
             ),
             since=last + 1,
