@@ -210,6 +210,7 @@ def _verdict(
         error=outcome.error,
         noise=outcome.noise,
         visible=outcome.visible(name),
+        visible_norm=outcome.visible_norm(name),
         note=note,
         forward_mode=forward,
     )

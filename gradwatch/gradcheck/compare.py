@@ -43,6 +43,7 @@ class LeafOutcome:
         reference: Magnitude that errors are relative to.
         shifts: The direction.
         parts: Usual size of each leaf's part in the derivative.
+        floor: Difference that counts as 0 next to the largest gradient of the step.
     """
 
     names: tuple[str, ...]
@@ -52,6 +53,7 @@ class LeafOutcome:
     reference: float
     shifts: Mapping[str, Tensor]
     parts: Mapping[str, float]
+    floor: float = 0.0
 
     @property
     def error(self) -> float:
@@ -62,9 +64,21 @@ class LeafOutcome:
         return difference / self.reference if self.reference else 0.0
 
     def visible(self, name: str) -> float:
-        """Return the smallest relative mistake in the gradient of a leaf that would have been seen."""
-        part = self.parts[name]
-        return (WRONG * self.reference + 10 * self.slope.error) / part if part else math.inf
+        """Return the smallest relative mistake in the gradient of a leaf that would have been seen.
+
+        It is infinite if the gradient counts as 0: nothing of it could be seen.
+        """
+        part, least = self.parts[name], self._least_difference
+        return least / part if part > least else math.inf
+
+    def visible_norm(self, name: str) -> float:
+        """Return the norm of the smallest mistake in the gradient of a leaf that would have been seen."""
+        size = _rms(self.shifts[name])
+        return self._least_difference / size if size else math.inf
+
+    @property
+    def _least_difference(self) -> float:
+        return WRONG * self.reference + 10 * self.slope.error + self.floor
 
     @property
     def noise(self) -> float:
@@ -133,7 +147,7 @@ class LeafComparison:
             function, at=function(0.0), typical=reference, epsilon=self.step.epsilon, unit=unit
         ):
             state = "kink"
-        return LeafOutcome(names, state, analytic, found, reference, shifts, parts)
+        return LeafOutcome(names, state, analytic, found, reference, shifts, parts, self._floor)
 
     def _state(self, analytic: float, found: Slope, reference: float) -> State:
         if not math.isfinite(analytic):

@@ -23,7 +23,9 @@ class TensorVerdict:
         numeric: The same derivative by differences of the loss.
         error: Relative error, with the larger of the two and the usual size of the gradient as the denominator.
         noise: Relative error of the differences themselves.
-        visible: Smallest relative mistake of this tensor's gradient that would have been seen.
+        visible: Smallest relative mistake of this tensor's gradient that would have been seen; infinite if the gradient
+            counts as 0 next to the others.
+        visible_norm: Norm of the smallest mistake that would have been seen.
         kinks: Points or directions that were left out because the loss has a kink there.
         note: Why it cannot be told, or what is on purpose.
         forward_mode: The same derivative by forward-mode differentiation, or None where an operation lacks it.
@@ -36,6 +38,7 @@ class TensorVerdict:
     error: float
     noise: float
     visible: float = math.nan
+    visible_norm: float = math.nan
     kinks: int = 0
     note: str = ""
     forward_mode: float | None = None
@@ -165,6 +168,7 @@ class GradientCheck:
                     "error": _number(t.error),
                     "noise": _number(t.noise),
                     "visible": _number(t.visible),
+                    "visible_norm": _number(t.visible_norm),
                     "kinks": t.kinks,
                     "note": t.note,
                 }
@@ -202,10 +206,20 @@ class GradientCheck:
         lines.append(f"  checked {covered}, in {c.seconds:.1f} s")
         lines += [f"  batch   {c.batch}"] if c.batch else []
         lines += [f"  custom  {', '.join(c.functions)}"] if c.functions else []
-        seen = [t.visible for t in self.tensors if t.verdict == "right" and math.isfinite(t.visible)]
-        if seen:  # a gradient of 0 has no relative mistake
-            lines.append(f"  a mistake of {100 * max(seen):.2g} % of a tensor's gradient would have been seen")
-        return "\n".join(lines)
+        return "\n".join(lines + self._power())
+
+    def _power(self) -> list[str]:
+        """Return what size of mistake would have been seen, of the gradients that are not 0 and of those that are."""
+        right = [t for t in self.tensors if t.verdict == "right"]
+        seen = [t.visible for t in right if math.isfinite(t.visible)]
+        lines = [f"  a mistake of {100 * max(seen):.2g} % of a tensor's gradient would have been seen"] if seen else []
+        if zero := [t for t in right if t.visible == math.inf]:
+            names = f"`{zero[0].name}`" + (f" and {len(zero) - 1} more" if zero[1:] else "")
+            size = f"{max(t.visible_norm for t in zero):.1e}"
+            lines.append(
+                f"  the gradient of {names} is 0 next to the others: only a mistake of norm {size} would be seen"
+            )
+        return lines
 
     def _table(self) -> list[str]:
         """Return one line per tensor that is not right, or the worst right ones."""

@@ -203,3 +203,19 @@ def test_a_mistake_in_the_call_says_what_was_expected():
         gradwatch.check(step, torch.randn(5, 4), model=layer, gradients={"weight": torch.ones(4, 3)})
     with pytest.raises(GradwatchError, match="without a graph"):
         gradwatch.check(lambda x: layer(x).detach().sum(), torch.randn(5, 4), model=layer)
+
+
+def test_of_a_gradient_that_is_0_the_absolute_size_of_a_visible_mistake_is_said():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))  # the normalization takes any bias away
+
+    found = gradwatch.check(lambda x: (model(x) - 1).square()[:, 0].sum(), torch.randn(8, 4), model=model)
+
+    bias, weight = (next(t for t in found.tensors if t.name == name) for name in ("0.bias", "0.weight"))
+    assert bias.verdict == "right"
+    assert bias.visible == float("inf")
+    assert 0 < bias.visible_norm < 1e-6
+    assert weight.visible < 1e-2
+    assert "the gradient of `0.bias` is 0 next to the others: only a mistake of norm" in str(found)
+    seen = next(line for line in str(found).splitlines() if "would have been seen" in line)
+    assert float(seen.split()[3]) < 1, "percent"
