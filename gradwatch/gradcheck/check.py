@@ -20,6 +20,8 @@ from gradwatch.gradcheck.result import Coverage, Fault, GradientCheck, TensorVer
 from gradwatch.gradcheck.stepping.step import CheckedStep
 
 WITHIN_S = 60.0
+SMALLER_BATCH_FRAC = 0.5
+"""Share of the time that may be gone by when half of the batch is checked too, if all tensors are moved together."""
 MAX_FORWARD = 8
 """Leaves for which forward mode is asked as well."""
 
@@ -127,7 +129,8 @@ def _judged(judge: Judge, begin: float) -> GradientCheck:
     faults = list(explained.faults) if explained else []
     purposes = explained.on_purpose if explained else {}
     sizes, law = [], ""
-    if not faults and not judge.joint and not judge.is_late:
+    has_time = not judge.joint or time.monotonic() - judge.begin < SMALLER_BATCH_FRAC * (judge.deadline - judge.begin)
+    if not faults and has_time and not judge.is_late:
         part = smaller(step)
         if part is not None:
             sizes, law = part.sizes, batch_law(step, part)
@@ -136,7 +139,8 @@ def _judged(judge: Judge, begin: float) -> GradientCheck:
     verdicts = tuple(_verdict(n, o, purposes, faults, forward.get(n)) for n, o in found.outcomes.items())
     notes = [*dict.fromkeys(purposes.values()), *crossed_samples(step)]
     if judge.joint:
-        notes.append("the tensors were moved together, since there is no time to move each alone")
+        how = f"in {judge.groups} groups" if judge.groups > 1 else "together"
+        notes.append(f"the tensors were moved {how}, since there is no time to move each alone")
     allowed = dict.fromkeys(c.function.__name__ for c in judge.calls if judge.is_allowed(c.function))
     notes += [f"{name} differs from the derivative on purpose; everything else was checked with it" for name in allowed]
     coverage = Coverage(

@@ -165,8 +165,20 @@ class LeafComparison:
             return "wrong"
         return "noisy"
 
-    def all(self, names: Sequence[str], *, deadline: float, joint: bool) -> dict[str, LeafOutcome]:
-        """Compare leaf by leaf, or all at once and in halves where that disagrees; stops at the deadline."""
+    def all(self, names: Sequence[str], *, deadline: float, joint: bool, groups: int = 1) -> dict[str, LeafOutcome]:
+        """Compare leaf by leaf, or all at once and in halves where that disagrees; stops at the deadline.
+
+        Args:
+            names: Leaves.
+            deadline: Time at which to stop.
+            joint: Whether to move several leaves together.
+            groups: Number of groups to move them in, of gradients of similar size, so that none hides another.
+        """
+        if joint and groups > 1:
+            order = sorted(names, key=lambda n: self.typical[n])
+            size = math.ceil(len(order) / groups)
+            parts = [order[i : i + size] for i in range(0, len(order), size)]
+            return {n: o for part in parts for n, o in self.all(part, deadline=deadline, joint=True).items()}
         if not joint:
             found: dict[str, LeafOutcome] = {}
             for name in names:
@@ -178,7 +190,7 @@ class LeafComparison:
         if outcome.state == "right" or len(names) == 1 or time.monotonic() > deadline:
             return dict.fromkeys(names, outcome)
         half = len(names) // 2
-        parts = (names[:half], names[half:])
+        parts = [names[:half], names[half:]]
         return {n: o for part in parts for n, o in self.all(part, deadline=deadline, joint=True).items()}
 
 
