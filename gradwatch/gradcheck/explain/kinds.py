@@ -7,6 +7,7 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any, final
 
 import torch
@@ -195,7 +196,7 @@ def _kind_of_ratio(call: RecordedCall, wrong: Sequence[WrongArgument], ratio: fl
         return "sign"
     first = wrong[0]
     outputs = tensors_of(call.outputs)
-    counts = {o.numel() / first.value.numel() for o in outputs} | {float(o.shape[0]) for o in outputs if o.ndim}
+    counts = {count for o in outputs for count in _counts(o.shape, first.value.numel())}
     is_reduced = first.value.ndim <= 1 and any(o.numel() > first.value.numel() for o in outputs)
     if is_reduced and any(_near(ratio, 1 / c) for c in counts if c > 1):
         return "bias_mean"
@@ -207,6 +208,15 @@ def _kind_of_ratio(call: RecordedCall, wrong: Sequence[WrongArgument], ratio: fl
     if batch > 2 and (_near(ratio, batch) or _near(ratio, 1 / batch)):
         return "batch"
     return "factor"
+
+
+def _counts(shape: Sequence[int], kept: int) -> set[float]:
+    """Return how many elements a mean may go over: any of the axes of an output, without the one that is kept."""
+    axes = list(shape)
+    if kept in axes:
+        axes.reverse()
+        axes.remove(kept)  # the last one
+    return {float(math.prod(some)) for n in range(1, len(axes) + 1) for some in combinations(axes, n)}
 
 
 def _scalars(call: RecordedCall) -> list[tuple[str, float]]:

@@ -15,8 +15,9 @@ from torch.autograd import Function
 from gradwatch.gradcheck.source import FunctionSource, SourceLine, source_of
 from gradwatch.gradcheck.stepping.function_calls import method
 
-MAX_CHANGES = 160
+MAX_CHANGES = 240
 """Changes to try for one backward."""
+PRODUCTS = ("mm", "matmul", "bmm")
 LOST_FACTORS = (2, 3, 0.5)
 """Factors that one term of a sum may lack: those of powers."""
 
@@ -61,18 +62,22 @@ def repair(function: type[Function], is_right: Callable[[], bool]) -> Repair | N
 
 def _changes(source: FunctionSource) -> Iterator[tuple[str, int, ast.FunctionDef]]:
     """Yield each change with the kind of mistake that it would undo."""
-    nodes = [n for n in ast.walk(source.node) if isinstance(n, ast.expr)]
+    nodes = [n for n in ast.walk(source.node) if isinstance(n, (ast.expr, ast.AugAssign))]
     for position, node in enumerate(nodes):
         for kind, replacement in _variants(node):
             tree = copy.deepcopy(source.node)
-            old = [n for n in ast.walk(tree) if isinstance(n, ast.expr)][position]
+            old = [n for n in ast.walk(tree) if isinstance(n, (ast.expr, ast.AugAssign))][position]
             new = ast.copy_location(replacement, old)
             assert isinstance(tree, ast.FunctionDef), "a lambda was refused above"
             yield kind, node.lineno, _Replace(old, new).visit(tree)
 
 
-def _variants(node: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+def _variants(node: ast.expr | ast.AugAssign) -> Iterator[tuple[str, ast.expr | ast.AugAssign]]:
     match node:
+        case ast.AugAssign(target=target, op=ast.Add(), value=value):
+            yield "sign", ast.AugAssign(target, ast.Sub(), value)
+        case ast.AugAssign(target=target, op=ast.Sub(), value=value):
+            yield "sign", ast.AugAssign(target, ast.Add(), value)
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             yield "sign", ast.BinOp(left, ast.Sub(), right)
             yield "sign", ast.BinOp(right, ast.Sub(), left)
@@ -85,8 +90,10 @@ def _variants(node: ast.expr) -> Iterator[tuple[str, ast.expr]]:
             yield "sign", operand
         case ast.Attribute(value=value, attr="T" | "mT"):
             yield "transposed", value
-        case ast.Call(func=ast.Attribute(value=value, attr="t"), args=[]):
+        case ast.Call(func=ast.Attribute(value=value, attr="t" | "transpose" | "swapaxes")):
             yield "transposed", value
+        case ast.Call(func=ast.Attribute(value=value, attr="neg"), args=[]):
+            yield "sign", value
         case ast.Call(func=ast.Attribute(value=value, attr="mean"), args=args, keywords=keywords):
             yield "bias_mean", ast.Call(_attribute(value, "sum"), args, keywords)
         case ast.Call(func=ast.Attribute(value=value, attr="detach"), args=[]):
@@ -95,11 +102,45 @@ def _variants(node: ast.expr) -> Iterator[tuple[str, ast.expr]]:
             flipped = {ast.Lt: ast.Gt, ast.Gt: ast.Lt, ast.LtE: ast.GtE, ast.GtE: ast.LtE}.get(type(op))
             if flipped:
                 yield "sign", ast.Compare(left, [flipped()], comparators)
-        case ast.Call(func=ast.Attribute(attr="sum"), args=[ast.Constant(value=int(dim))], keywords=keywords):
-            for other in {0, 1, -1} - {dim}:
-                yield "broadcast", ast.Call(node.func, [ast.Constant(other)], keywords)
+        case ast.Subscript(value=value, slice=ast.Constant(value=0 | -1)):  # one row in place of the sum of all
+            yield "broadcast", ast.Call(_attribute(value, "sum"), [ast.Constant(0)], [])
+    if isinstance(node, ast.Call):
+        yield from _other_calls(node)
     if isinstance(node, ast.BinOp):
         yield from _other_products(node)
+
+
+def _other_calls(node: ast.Call) -> Iterator[tuple[str, ast.expr]]:
+    """Yield sums over other dimensions, and matrix products of a transposed operand."""
+    if not isinstance(node.func, ast.Attribute):
+        return
+    name = node.func.attr
+    if name in ("sum", "mean"):
+        for position, argument in enumerate(node.args):
+            for other in _other_dimensions(argument):
+                args = [*node.args[:position], ast.Constant(other), *node.args[position + 1 :]]
+                yield "broadcast", ast.Call(node.func, args, node.keywords)
+        for position, keyword in enumerate(node.keywords):
+            for other in _other_dimensions(keyword.value) if keyword.arg in ("dim", "axis") else ():
+                changed = ast.keyword(keyword.arg, ast.Constant(other))
+                keywords = [*node.keywords[:position], changed, *node.keywords[position + 1 :]]
+                yield "broadcast", ast.Call(node.func, node.args, keywords)
+    if name in PRODUCTS:
+        for position, argument in enumerate(node.args):
+            args = [*node.args[:position], _attribute(argument, "mT"), *node.args[position + 1 :]]
+            yield "transposed", ast.Call(node.func, args, node.keywords)
+        if len(node.args) == 1:  # a method of the left operand
+            yield "transposed", ast.Call(_attribute(_attribute(node.func.value, "mT"), name), node.args, node.keywords)
+
+
+def _other_dimensions(node: ast.expr) -> set[int]:
+    """Return other dimensions than a constant one; none if it is no dimension."""
+    try:
+        dimension = ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError):
+        return set()
+    is_dimension = isinstance(dimension, int) and not isinstance(dimension, bool)
+    return {0, 1, -1} - {dimension} if is_dimension else set()
 
 
 def _other_products(node: ast.BinOp) -> Iterator[tuple[str, ast.expr]]:
@@ -130,7 +171,7 @@ def _attribute(value: ast.expr, name: str) -> ast.Attribute:
 class _Replace(ast.NodeTransformer):
     """Replace one node of a tree."""
 
-    def __init__(self, old: ast.expr, new: ast.expr) -> None:
+    def __init__(self, old: ast.AST, new: ast.AST) -> None:
         self._old, self._new = old, new
 
     def visit(self, node: ast.AST) -> Any:
