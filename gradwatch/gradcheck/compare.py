@@ -177,8 +177,8 @@ class LeafComparison:
         if joint and groups > 1:
             order = sorted(names, key=lambda n: self.typical[n])
             size = math.ceil(len(order) / groups)
-            parts = [order[i : i + size] for i in range(0, len(order), size)]
-            return {n: o for part in parts for n, o in self.all(part, deadline=deadline, joint=True).items()}
+            chunks = [order[i : i + size] for i in range(0, len(order), size)]
+            return {n: o for part in chunks for n, o in self.all(part, deadline=deadline, joint=True).items()}
         if not joint:
             found: dict[str, LeafOutcome] = {}
             for name in names:
@@ -190,7 +190,7 @@ class LeafComparison:
         if outcome.state == "right" or len(names) == 1 or time.monotonic() > deadline:
             return dict.fromkeys(names, outcome)
         half = len(names) // 2
-        parts = [names[:half], names[half:]]
+        parts = (names[:half], names[half:])
         return {n: o for part in parts for n, o in self.all(part, deadline=deadline, joint=True).items()}
 
 

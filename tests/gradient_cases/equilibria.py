@@ -22,7 +22,7 @@ def solve(update, state, most=400):
 class Cell(nn.Module):
     def __init__(self):
         super().__init__()
-        self.inner, self.inject = nn.Linear(SIZE, SIZE), nn.Linear(4, SIZE)
+        self.inner, self.inject = nn.Linear(SIZE, SIZE, bias=False), nn.Linear(4, SIZE, bias=False)
         nn.init.orthogonal_(self.inner.weight, 0.3)
 
     def forward(self, state, x):

@@ -102,7 +102,8 @@ def _variants(node: ast.expr | ast.AugAssign) -> Iterator[tuple[str, ast.expr | 
             flipped = {ast.Lt: ast.Gt, ast.Gt: ast.Lt, ast.LtE: ast.GtE, ast.GtE: ast.LtE}.get(type(op))
             if flipped:
                 yield "sign", ast.Compare(left, [flipped()], comparators)
-        case ast.Subscript(value=value, slice=ast.Constant(value=0 | -1)):  # one row in place of the sum of all
+        # one row in place of the sum of all
+        case ast.Subscript(value=value, slice=ast.Constant(value=0), ctx=ast.Load()):
             yield "broadcast", ast.Call(_attribute(value, "sum"), [ast.Constant(0)], [])
     if isinstance(node, ast.Call):
         yield from _other_calls(node)
@@ -144,11 +145,12 @@ def _other_dimensions(node: ast.expr) -> set[int]:
 
 
 def _other_products(node: ast.BinOp) -> Iterator[tuple[str, ast.expr]]:
-    """Yield a product without its last factor or with its mean taken off, and sums with a multiple of one operand."""
+    """Yield a product without one factor or with its mean taken off, and sums with a multiple of one operand."""
     left, right = node.left, node.right
     match node.op:
         case ast.Mult():
             yield "factor", left
+            yield "factor", right
             total = ast.Call(
                 _attribute(node, "sum"), [ast.Constant(-1)], [ast.keyword("keepdim", ast.Constant(value=True))]
             )

@@ -43,7 +43,9 @@ class AddedTerm(Times):
     @staticmethod
     def backward(ctx, grad):
         x, weight = ctx.saved_tensors
-        of_bias = grad.sum(0)
+        of_bias = torch.empty(4, dtype=grad.dtype)
+        of_bias[0] = grad[:, 0].sum()
+        of_bias[1:] = grad[:, 1:].sum(0)
         of_bias += grad.sum()
         return grad @ weight.mT, x.mT @ grad, of_bias
 
@@ -76,7 +78,15 @@ class TransposedTwice(Times):
         return grad @ weight.mT.transpose(0, 1), x.mT @ grad, grad.sum(0) - grad.sum()
 
 
+class FactorBefore(Times):
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        return grad @ weight.mT, 2 * (x.mT @ grad), grad.sum(0) - grad.sum()
+
+
 MISTAKES = {
+    FactorBefore: "factor",
     SumOfOtherAxis: "broadcast",
     SumOfOtherAxisByFunction: "broadcast",
     FirstRow: "broadcast",
