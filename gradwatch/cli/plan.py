@@ -17,6 +17,7 @@ from gradwatch.errors import GradwatchError, RunError
 if TYPE_CHECKING:
     from gradwatch.config.sections.root import Config
     from gradwatch.planning.advice import Advised
+    from gradwatch.planning.determinism import DeterminismPrice
     from gradwatch.planning.result import Plan
     from gradwatch.planning.sharing import SharedPlan
     from gradwatch.planning.training import ConfigPlanner
@@ -59,13 +60,17 @@ def command(
     measure: Annotated[
         bool, typer.Option("--measure", help="Run two steps as well, and show what they needed and their time.")
     ] = False,
+    deterministic: Annotated[
+        bool,
+        typer.Option("--deterministic", help="Measure what `run.deterministic` costs: run steps with and without it."),
+    ] = False,
     form: FormatOption = "text",
 ) -> None:
     """Tell the memory that a training needs before it runs, by part and by module, without using it.
 
     Exit codes: 0 it fits, 1 it does not fit, 2 a mistake in the config.
     """
-    from gradwatch.planning.size import parse_size
+    from gradwatch.config.sizes import parse_size
 
     if (hint := suggest_set(str(config))) and not config.exists():
         raise GradwatchError(f"plan: got {config} as CONFIG, expected a YAML file{hint}")
@@ -98,22 +103,27 @@ def command(
     best = _cheapest(advised, ways, limit)
     if patch and best:
         _write_patch(best, patch, config, limit)
+    found = _Found(plan, measured, _price(planner) if deterministic else None, ways, advised)
     if form == "json":
-        shared = {"ranks": [way.to_json() for way in ways]} if ways else {}
-        write(json.dumps((measured or plan).to_json() | shared, indent=1) + "\n")
+        write(json.dumps(found.to_json(), indent=1) + "\n")
     else:
-        from gradwatch.cli.output.plan import print_advice, print_patch, print_plan, print_ranks
-
-        print_plan(output(), plan, limit=limit, measured=measured)
-        if num_ranks:
-            print_ranks(output(), ways, ranks=num_ranks, limit=limit)
-        if advised:
-            print_advice(output(), advised)
-        if best or patch:
-            print_patch(output(), best.changes if best else None, patch, fits=plan.peak_bytes <= limit)
-        for note in plan.notes:
-            print_message("note", note)
+        _print(found, best, patch, limit=limit, num_ranks=num_ranks or 1)
     raise typer.Exit(0 if _least_peak(plan, ways, planner) <= limit else DOES_NOT_FIT)
+
+
+class _Found(NamedTuple):
+    """What is known about a training."""
+
+    plan: Plan
+    measured: Plan | None
+    price: DeterminismPrice | None
+    ways: Sequence[SharedPlan]
+    advised: Advised | None
+
+    def to_json(self) -> dict[str, Any]:
+        further: dict[str, Any] = {"ranks": [way.to_json() for way in self.ways]} if self.ways else {}
+        further |= {"determinism": self.price.to_json()} if self.price else {}
+        return (self.measured or self.plan).to_json() | further
 
 
 class _Best(NamedTuple):
@@ -143,6 +153,29 @@ def _least_peak(plan: Plan, ways: Sequence[SharedPlan], planner: ConfigPlanner) 
     return min(named or [way.peak_bytes for way in ways if way.sharing.setting])
 
 
+def _print(found: _Found, best: _Best | None, patch: Path | None, *, limit: int, num_ranks: int) -> None:
+    from gradwatch.cli.output.plan import print_advice, print_patch, print_plan, print_ranks
+
+    plan, measured, price, ways, advised = found
+    print_plan(output(), plan, limit=limit, measured=measured)
+    if price:
+        output().print(f"\n{price.text}")
+    if ways:
+        print_ranks(output(), ways, ranks=num_ranks, limit=limit)
+    if advised:
+        print_advice(output(), advised)
+    if best or patch:
+        print_patch(output(), best.changes if best else None, patch, fits=plan.peak_bytes <= limit)
+    for note in plan.notes:
+        print_message("note", note)
+
+
+def _price(planner: ConfigPlanner) -> DeterminismPrice:
+    from gradwatch.planning.determinism import price_of_determinism
+
+    return price_of_determinism(planner)
+
+
 def _ways(planner: ConfigPlanner, num_ranks: int) -> tuple[SharedPlan, ...]:
     from gradwatch.planning.sharing import plan_ranks
 
@@ -163,8 +196,8 @@ def _advised(planner: ConfigPlanner, budget: int, measured: Plan | None, *, hidd
 def _write_patch(best: _Best, path: Path, config: Path, limit: int) -> None:
     """Write the cheapest change that fits to a file."""
     from gradwatch.history.disk import atomic
-    from gradwatch.planning.size import shown_size
     from gradwatch.render.common.config_patch import patch_yaml
+    from gradwatch.render.common.format import shown_size
 
     lines = [
         f"# {best.text}: {shown_size(best.peak_bytes)} fit in {shown_size(limit)}",

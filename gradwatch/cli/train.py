@@ -113,8 +113,8 @@ def _settled(config: Config, load: Callable[[list[str]], Config], overrides: lis
     import json
 
     from gradwatch.planning.checkpointing import KEY, settle
-    from gradwatch.planning.size import shown_size
     from gradwatch.planning.training import ConfigPlanner
+    from gradwatch.render.common.format import shown_size
 
     def changed(changes: Mapping[str, Any]) -> Config:
         return load([*overrides, *(f"{key}={json.dumps(value)}" for key, value in changes.items())])

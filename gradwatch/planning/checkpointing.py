@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from gradwatch.config.sections.train import BlocksSection
+from gradwatch.config.sizes import parse_size
 from gradwatch.errors import GradwatchError
 from gradwatch.planning.recomputation import ModuleTree, cheapest_recomputation, recomputation_cost
 from gradwatch.planning.result import Plan, work
-from gradwatch.planning.size import parse_size, shown_size
 from gradwatch.planning.training import ConfigPlanner
+from gradwatch.render.common.format import shown_size
 
 KEY = "train.activation_checkpointing"
 WITHOUT_MATMULS = "recompute the blocks, but keep their matrix products"

@@ -21,8 +21,8 @@ from gradwatch.data import Splits
 from gradwatch.errors import GradwatchError, raised
 from gradwatch.planning.ledger import Purpose
 from gradwatch.planning.result import Plan
-from gradwatch.planning.size import shown_size
 from gradwatch.planning.trace import trace
+from gradwatch.render.common.format import shown_size
 from gradwatch.state.rng import preserved_random_state
 from gradwatch.train.blocks import outermost_containers
 from gradwatch.train.step import Batch
@@ -93,9 +93,12 @@ class ConfigPlanner:
     def measure(self) -> Plan:
         """Run two steps of the config with real tensors, and return what they needed."""
         with preserved_random_state():
-            training = self._build({}, None)
-            window = list(itertools.islice(training.batches.epoch(0), training.config.train.accumulate))
-            return self._traced(training, window, None)
+            return self._traced(*self.real_step(), None)
+
+    def real_step(self) -> tuple[TrainingState, list[Batch]]:
+        """Return a training with real tensors, and the micro-batches of its first step."""
+        training = self._build({}, None)
+        return training, list(itertools.islice(training.batches.epoch(0), training.config.train.accumulate))
 
     def scaled_peaks(self, changes: Changes, shares: Sequence[Mapping[Purpose, float]]) -> tuple[float, ...]:
         """Return the peaks of the config with some changes if the device held fractions of the parts alone."""

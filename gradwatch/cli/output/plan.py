@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gradwatch.planning.size import shown_size
 from gradwatch.records import Severity
 from gradwatch.render.common import format as units
 from gradwatch.render.common.config_patch import patch_yaml
@@ -41,16 +40,16 @@ def print_plan(console: Console, plan: Plan, *, limit: int, measured: Plan | Non
     console.print(
         Text.assemble(
             ("peak", "bold"),
-            f"  {shown_size(plan.peak_bytes)} on {plan.device}, in the {plan.phase} pass: "
+            f"  {units.shown_size(plan.peak_bytes)} on {plan.device}, in the {plan.phase} pass: "
             if plan.phase != "update"
-            else f"  {shown_size(plan.peak_bytes)} on {plan.device}, in the update: ",
+            else f"  {units.shown_size(plan.peak_bytes)} on {plan.device}, in the update: ",
             ("fits" if fits else "does not fit", OK if fits else SEVERITY[Severity.CRITICAL]),
-            f" in {shown_size(limit)}",
+            f" in {units.shown_size(limit)}",
         )
     )
     if measured:
         off = plan.peak_bytes / measured.peak_bytes - 1
-        console.print(f"measured  {shown_size(measured.peak_bytes)}; the plan is {100 * off:+.1f} % off")
+        console.print(f"measured  {units.shown_size(measured.peak_bytes)}; the plan is {100 * off:+.1f} % off")
     console.print(f"{plan.parameters:,} parameters, {units.number(plan.flops)} floating-point operations in a step")
     console.print()
     console.print(_parts(plan))
@@ -81,15 +80,17 @@ def print_advice(console: Console, advised: Advised) -> None:
         verdict = _verdict(advice.fits)
         table.add_row(
             advice.text,
-            shown_size(advice.plan.peak_bytes),
-            shown_size(advice.saved_bytes),
+            units.shown_size(advice.plan.peak_bytes),
+            units.shown_size(advice.saved_bytes),
             f"{round(100 * advice.extra_work):d} %",
             Text.assemble(verdict, f", {EFFECTS[advice.effect]}"),
         )
     for other in advised.others:
         verdict = _verdict(other.peak_bytes <= advised.budget)
         price = Text.assemble(verdict, f", {other.sharing.price}")
-        table.add_row(other.sharing.text, shown_size(other.peak_bytes), shown_size(other.saved_bytes), "", price)
+        table.add_row(
+            other.sharing.text, units.shown_size(other.peak_bytes), units.shown_size(other.saved_bytes), "", price
+        )
     if advised.changes or advised.others:
         console.print(table)
 
@@ -128,7 +129,7 @@ def print_ranks(console: Console, ways: Sequence[SharedPlan], *, ranks: int, lim
     for way in ways:
         price = Text.assemble(_verdict(way.peak_bytes <= limit), f", {way.sharing.price}")
         name = f"{way.sharing.name}: {way.sharing.text}"
-        table.add_row(name, shown_size(way.peak_bytes), shown_size(way.saved_bytes), price)
+        table.add_row(name, units.shown_size(way.peak_bytes), units.shown_size(way.saved_bytes), price)
     console.print(table)
 
 
@@ -143,7 +144,7 @@ def _parts(plan: Plan) -> Table:
         table.add_column(justify="right")
     table.add_row(*(Text(title, "dim") for title in ("part", "at its largest", "at the peak")))
     for part, nbytes in plan.parts.items():
-        table.add_row(part, shown_size(nbytes), shown_size(plan.at_peak[part]))
+        table.add_row(part, units.shown_size(nbytes), units.shown_size(plan.at_peak[part]))
     return table
 
 
@@ -174,6 +175,6 @@ def _cells(row: ModuleRow) -> list[str]:
         row.type,
         shapes,
         f"{row.parameters:,}",
-        shown_size(row.saved_bytes) + views,
+        units.shown_size(row.saved_bytes) + views,
         units.number(row.flops),
     ]

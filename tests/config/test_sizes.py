@@ -2,8 +2,9 @@
 
 import pytest
 
+from gradwatch.config.sizes import parse_size
 from gradwatch.errors import GradwatchError
-from gradwatch.planning.size import parse_size, shown_size
+from gradwatch.render.common.format import shown_size
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 from gradwatch.errors import GradwatchError
-from gradwatch.render.common.format import shown_size as shown_size
 
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
 _BINARY = {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
