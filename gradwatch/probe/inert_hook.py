@@ -17,7 +17,6 @@ from gradwatch.errors import GradwatchError
 
 # bound here, since some hooks run at every step
 _is_compiling = torch.compiler.is_dynamo_compiling
-_is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)  # since torch 2.7
 _is_tracing = torch._C._is_tracing
 _innermost_transform = torch._C._functorch.peek_interpreter_stack
 _num_dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -130,6 +129,11 @@ def _hidden(module: nn.Module) -> Iterator[None]:
         for table, hooks in before:
             table.clear()  # the other hooks keep their order
             table.update(hooks)
+
+
+def _is_exporting() -> bool:
+    # not `torch.compiler.is_exporting`, which torch 2.11 takes for true while it compiles
+    return bool(getattr(torch.compiler, "_is_exporting_flag", False))
 
 
 def _nothing(*_: object) -> None:

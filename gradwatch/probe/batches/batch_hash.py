@@ -77,8 +77,16 @@ def joined(parts: Sequence[int]) -> int:
 def finite_flag(inputs: Any, device: torch.device) -> torch.Tensor | None:
     """Return whether all tensors of a batch on a device are finite, as a flag there; None without such tensors."""
     leaves = (leaf for leaf in tensors(inputs) if leaf.device == device)
-    flags = [torch.isfinite(values).all() for values in _numbers(leaves)]
+    flags = [_is_finite(values) for values in _numbers(leaves)]
     return torch.stack(flags).all() if flags else None
+
+
+def _is_finite(values: torch.Tensor) -> torch.Tensor:
+    """Return whether all of some plain values are finite, as a flag on their device."""
+    flag = None
+    if values.is_cuda and values.itemsize > 1:
+        flag = kernels.attempt_triton(lambda triton: triton.is_finite(values))
+    return torch.isfinite(values).all() if flag is None else flag
 
 
 def _numbers(leaves: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
@@ -119,12 +127,21 @@ def _checksum(tensor: torch.Tensor) -> torch.Tensor:
     dense = tensor.resolve_conj().resolve_neg().contiguous()
     data = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)  # a single element may have any stride
     num_bytes = data.numel()
-    # a clone has its own storage, aligned as the view needs it
-    words = torch.nn.functional.pad(data, (0, -num_bytes % 8)).clone().view(torch.int64)
+    if num_bytes % 8 or data.data_ptr() % 8:  # a clone has its own storage, aligned as the view needs it
+        data = torch.nn.functional.pad(data, (0, -num_bytes % 8)).clone()
+    words = data.view(torch.int64)
+    total = None
+    if words.is_cuda:
+        total = kernels.attempt_triton(lambda triton: triton.sum_words(words, golden=_signed(_GOLDEN)))
+    return (_sum_words(words) if total is None else total) + _signed(num_bytes * _GOLDEN & _MASK)
+
+
+def _sum_words(words: torch.Tensor) -> torch.Tensor:
+    """Return the sum of 64-bit words, keyed by their positions, by torch operations."""
     positions = torch.arange(1, words.numel() + 1, dtype=torch.int64, device=words.device)
     keyed = words ^ (positions * _signed(_GOLDEN))
     products = (keyed & _HALF_MASK) * ((keyed >> 32) & _HALF_MASK)
-    return (products + words).sum() + _signed(num_bytes * _GOLDEN & _MASK)
+    return (products + words).sum()
 
 
 def _signed(number: int) -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from types import ModuleType
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 
 Kernel = Literal["auto", "native", "torch"]
+T = TypeVar("T")
 
 
 REVISION = 14
@@ -65,8 +67,11 @@ def select_backend(kernel: Kernel = "auto") -> ModuleType | None:
     return None if kernel == "torch" else _NATIVE
 
 
-def triton() -> ModuleType | None:
-    """Return the kernels for a GPU, or None if Triton is not installed or has failed."""
+def attempt_triton(action: Callable[[ModuleType], T]) -> T | None:
+    """Return the result of an action on the kernels for a GPU; None if Triton is not installed, or has failed.
+
+    After a failure, torch operations do the work for the rest of the process, and a warning says so.
+    """
     if "triton" in _FAILED:
         return None
     try:
@@ -75,14 +80,13 @@ def triton() -> ModuleType | None:
     except ImportError:
         _FAILED.add("triton")
         return None
-    return triton_reduce
-
-
-def give_up_triton(error: Exception) -> None:
-    """Fall back to torch operations for the rest of the process, with a warning."""
-    _FAILED.add("triton")
-    text = f"Triton kernels failed; falling back to torch operations: {type(error).__name__}: {error}"
-    warnings.warn(f"gradwatch: {text}", RuntimeWarning, stacklevel=2)
+    try:
+        return action(triton_reduce)
+    except Exception as error:  # a compiler for GPUs raises errors of any type
+        _FAILED.add("triton")
+        text = f"Triton kernels failed; falling back to torch operations: {type(error).__name__}: {error}"
+        warnings.warn(f"gradwatch: {text}", RuntimeWarning, stacklevel=2)
+        return None
 
 
 _FAILED: set[str] = set()

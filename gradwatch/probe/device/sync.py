@@ -122,6 +122,12 @@ def _table(numbers: tuple[int, ...], device: torch.device) -> tuple[torch.Tensor
     return table, table.to(device, non_blocking=True)
 
 
+def sent(table: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a copy of a tensor of the host on a device; the host does not wait for it."""
+    # torch's allocator keeps pinned memory until the copy is done
+    return (table.pin_memory() if device.type == "cuda" else table).to(device, non_blocking=True)
+
+
 def is_capturing(tensors: Sequence[torch.Tensor]) -> bool:
     """Return whether operations on tensors are being captured into a CUDA graph."""
     return bool(tensors) and tensors[0].is_cuda and torch.cuda.is_current_stream_capturing()

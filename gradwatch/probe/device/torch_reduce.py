@@ -64,13 +64,9 @@ def statistics(tensors: Sequence[torch.Tensor], *, native: ModuleType | None = N
 
 def _statistics_on_gpu(values: Sequence[torch.Tensor]) -> torch.Tensor:
     """Compute the statistics of plain tensors with Triton, or with torch operations if Triton fails."""
-    triton = kernels.triton()
-    if triton is not None:
-        try:
-            return triton.statistics([v.float() if v.itemsize == 1 else v for v in values])  # type: ignore[no-any-return]
-        except Exception as error:  # a compiler for GPUs raises errors of any type
-            kernels.give_up_triton(error)
-    return _statistics_of_values(values)
+    plain = [v.float() if v.itemsize == 1 else v for v in values]
+    row_SL: torch.Tensor | None = kernels.attempt_triton(lambda triton: triton.statistics(plain))
+    return _statistics_of_values(values) if row_SL is None else row_SL
 
 
 def _statistics_of_values(values: Sequence[torch.Tensor]) -> torch.Tensor:

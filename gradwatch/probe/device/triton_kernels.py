@@ -12,8 +12,30 @@ import triton
 import triton.language as tl
 
 CHUNK = 4096
+WARPS = 4  # that read one chunk
 FIELDS = 7  # scale; divided by it: sum, squares, squares from the mean; then largest magnitude, zeros, non-finite
-ABREAST = 128  # chunks that one program adds up at a time
+ABREAST = 1024  # chunks that one program adds up at a time
+ALIGNMENT = 16  # bytes: a thread then reads several values at once
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def widened(x: tl.tensor, IS_BRAIN: tl.constexpr) -> tl.tensor:
+    """Return values as float32. A bfloat16 comes as the integer with its bits."""
+    # a bfloat16 is the upper half of a float32, also if it is subnormal
+    return (x.to(tl.int32) << 16).to(tl.float32, bitcast=True) if IS_BRAIN else x.to(tl.float32)
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def load(data: tl.tensor, count: tl.tensor, SIZE: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """Return the next values, 0 past the end, and which of them are there."""
+    lanes = tl.arange(0, SIZE)
+    is_there = lanes < count
+    # a mask would keep a thread from reading several values at once
+    if count == SIZE:  # noqa: SIM108 - older versions of Triton compile no such expression
+        x = tl.load(data + lanes)
+    else:
+        x = tl.load(data + lanes, mask=is_there, other=0)
+    return x, is_there
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
@@ -33,19 +55,24 @@ def describe(
         is_ill = magnitude >= 0x7FF0000000000000
         absmax = largest.to(tl.float64, bitcast=True)
     else:
-        # a bfloat16 is the upper half of a float32, also if it is subnormal
-        x = (x.to(tl.int32) << 16).to(tl.float32, bitcast=True) if IS_BRAIN else x.to(tl.float32)
+        x = widened(x, IS_BRAIN)
         magnitude = x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
         largest = tl.max(magnitude)
         is_ill = magnitude >= 0x7F800000
         absmax = largest.to(tl.float32, bitcast=True)
-    ill = tl.sum(is_ill.to(tl.int32))
-    zeros = tl.sum((is_there & (magnitude == 0)).to(tl.int32))
-    # the squares of huge and tiny values leave the range of a float
-    scale = tl.where(largest > 0, absmax, 1.0)
-    scale = tl.where(ill == 0, scale, 1.2676506002282294e30)  # 2^100: finite values next to an Inf must not become Inf
-    # `/` of floats is approximate on a GPU; `div_rn` rounds correctly
-    y = x / scale if IS_DOUBLE else tl.div_rn(x, tl.broadcast_to(scale, x.shape))
+    # both counts in one reduction: a chunk has less than 2^15 values
+    counts = tl.sum(is_ill.to(tl.int32) * 65536 + (is_there & (magnitude == 0)).to(tl.int32))
+    ill, zeros = counts >> 16, counts & 0xFFFF
+    # the squares of huge and tiny values leave the range of a float, so values are scaled by a power of two, without
+    # rounding: by the exponent of the largest, but by 2^100 next to an Inf, where finite values must not become Inf
+    if IS_DOUBLE:
+        exponent = tl.where(ill == 0, tl.minimum(tl.maximum(largest >> 52, 1), 2045), 1123)
+        scale = (exponent << 52).to(tl.float64, bitcast=True)
+        y = x * ((2046 - exponent) << 52).to(tl.float64, bitcast=True)
+    else:
+        exponent = tl.where(ill == 0, tl.minimum(tl.maximum(largest >> 23, 1), 253), 227)
+        scale = (exponent << 23).to(tl.float32, bitcast=True)
+        y = x * ((254 - exponent) << 23).to(tl.float32, bitcast=True)
     mean = tl.sum(y) / count
     away = tl.where(is_there, y - mean, 0.0)  # padding is 0, not the mean
     tl.store(out, scale.to(tl.float64))
@@ -58,19 +85,6 @@ def describe(
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def locate(
-    tensors_C: tl.tensor, offsets_C: tl.tensor, numels_L: tl.tensor, SIZE: tl.constexpr
-) -> tuple[tl.tensor, ...]:
-    """Return the chunk of this program, its tensor, the positions in the tensor, their mask, and their number."""
-    chunk = tl.program_id(0)
-    tensor = tl.load(tensors_C + chunk)
-    offset = tl.load(offsets_C + chunk)
-    numel = tl.load(numels_L + tensor)
-    places = offset + tl.arange(0, SIZE)
-    return chunk, tensor, places, places < numel, tl.minimum(numel - offset, SIZE)
-
-
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def read_chunks(
     addresses_L: tl.tensor,
     numels_L: tl.tensor,
@@ -80,13 +94,19 @@ def read_chunks(
     ELEMENT: tl.constexpr,
     IS_DOUBLE: tl.constexpr,
     IS_BRAIN: tl.constexpr,
+    IS_ALIGNED: tl.constexpr,
     SIZE: tl.constexpr,
     NUM_FIELDS: tl.constexpr,
 ) -> None:
-    """Sum up one chunk in the precision of its values, scaled to magnitudes of at most 1."""
-    chunk, tensor, places, is_there, count = locate(tensors_C, offsets_C, numels_L, SIZE)
-    data = tl.load(addresses_L + tensor).to(tl.pointer_type(ELEMENT))
-    x = tl.load(data + places, mask=is_there, other=0.0)
+    """Sum up one chunk in the precision of its values, scaled to magnitudes of about 1."""
+    chunk = tl.program_id(0)
+    tensor = tl.load(tensors_C + chunk)
+    offset = tl.load(offsets_C + chunk)
+    data = tl.load(addresses_L + tensor).to(tl.pointer_type(ELEMENT)) + offset
+    if IS_ALIGNED:
+        data = tl.multiple_of(data, 16)
+    count = tl.minimum(tl.load(numels_L + tensor) - offset, SIZE).to(tl.int32)
+    x, is_there = load(data, count, SIZE)
     describe(x, is_there, count, found_CF + chunk * NUM_FIELDS, IS_DOUBLE, IS_BRAIN)
 
 
@@ -115,7 +135,8 @@ def add_chunks(
     zeros = tl.zeros((AT_ONCE,), tl.float64)
     ill = tl.zeros((AT_ONCE,), tl.float64)
     absmax = tl.zeros((AT_ONCE,), tl.int64)  # as bits, in which NaN is the largest
-    for first in range(begin, end, AT_ONCE):
+    first = begin
+    while first < end:  # `range` needs integers in the interpreter
         here = found_CF + (first + lanes) * NUM_FIELDS
         is_there = first + lanes < end
         scale = tl.load(here, mask=is_there, other=0.0)
@@ -125,10 +146,12 @@ def add_chunks(
         absmax = tl.maximum(absmax, found.to(tl.int64, bitcast=True) & 0x7FFFFFFFFFFFFFFF)
         zeros += tl.load(here + 5, mask=is_there, other=0.0)
         ill += tl.load(here + 6, mask=is_there, other=0.0)
+        first += AT_ONCE
     mean = tl.sum(total) / n
     # a second loop: deviations need the mean of all chunks
     spread = tl.zeros((AT_ONCE,), tl.float64)
-    for first in range(begin, end, AT_ONCE):
+    first = begin
+    while first < end:
         here = found_CF + (first + lanes) * NUM_FIELDS
         is_there = first + lanes < end
         scale = tl.load(here, mask=is_there, other=0.0)
@@ -137,6 +160,7 @@ def add_chunks(
         apart = scale * tl.load(here + 1, mask=is_there, other=0.0) / count - mean
         # doi:10.2307/2683386: squared deviations within the chunk, plus the deviation of its mean from the overall mean
         spread += tl.where(is_there, within + count * apart * apart, 0.0)
+        first += AT_ONCE
     out = out_SL + tl.load(columns_L + tensor)
     tl.store(out, (tl.sqrt(tl.sum(squares)) * factor).to(tl.float32))
     largest = tl.max(absmax).to(tl.float64, bitcast=True)
@@ -145,3 +169,49 @@ def add_chunks(
     tl.store(out + 3 * stride, (tl.sqrt(tl.sum(spread) / n) * factor).to(tl.float32))
     tl.store(out + 4 * stride, (tl.sum(zeros) / n).to(tl.float32))
     tl.store(out + 5 * stride, tl.sum(ill).to(tl.float32))
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def count_bins(
+    data: tl.tensor,
+    numel: tl.tensor,
+    out_B: tl.tensor,
+    IS_BRAIN: tl.constexpr,
+    SHIFT: tl.constexpr,
+    LOWEST: tl.constexpr,
+    SIDE: tl.constexpr,
+    TABLE: tl.constexpr,
+    NUM_BINS: tl.constexpr,
+    SIZE: tl.constexpr,
+) -> None:
+    """Add the histogram of one chunk to that of its tensor. NaN and padding count in the last place of `TABLE`."""
+    offset = tl.program_id(0).to(tl.int64) * SIZE
+    count = tl.minimum(numel - offset, SIZE).to(tl.int32)
+    x, is_there = load(data + offset, count, SIZE)
+    bits = widened(x, IS_BRAIN).to(tl.int32, bitcast=True)
+    magnitude = bits & 0x7FFFFFFF
+    steps = tl.minimum(tl.maximum((magnitude >> SHIFT) - (LOWEST - 1), 0), SIDE)
+    bins = tl.where(bits < 0, SIDE - steps, SIDE + steps)
+    counts = tl.histogram(tl.where(is_there & (magnitude <= 0x7F800000), bins, TABLE - 1), TABLE)
+    places = tl.arange(0, TABLE)
+    tl.atomic_add(out_B + places, counts.to(tl.int64), mask=(places < NUM_BINS) & (counts > 0))
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def sum_words(words: tl.tensor, number: tl.tensor, out_C: tl.tensor, GOLDEN: tl.constexpr, SIZE: tl.constexpr) -> None:
+    """Write the sum of the 64-bit words of one chunk, each keyed by its position, as `csrc/kernels/counts.h` has it."""
+    chunk = tl.program_id(0)
+    offset = chunk.to(tl.int64) * SIZE
+    word, is_there = load(words + offset, tl.minimum(number - offset, SIZE).to(tl.int32), SIZE)
+    keyed = word ^ ((offset + tl.arange(0, SIZE) + 1) * GOLDEN)
+    product = (keyed & 0xFFFFFFFF) * ((keyed >> 32) & 0xFFFFFFFF)
+    tl.store(out_C + chunk, tl.sum(tl.where(is_there, product + word, 0)))
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def find_ill(data: tl.tensor, numel: tl.tensor, out_C: tl.tensor, EXPONENT: tl.constexpr, SIZE: tl.constexpr) -> None:
+    """Write whether one chunk, of integers with the bits of the values, has a NaN or Inf: all bits of `EXPONENT`."""
+    chunk = tl.program_id(0)
+    offset = chunk.to(tl.int64) * SIZE
+    bits, _ = load(data + offset, tl.minimum(numel - offset, SIZE).to(tl.int32), SIZE)
+    tl.store(out_C + chunk, tl.max(((bits & EXPONENT) == EXPONENT).to(tl.int32)))

@@ -113,6 +113,20 @@ def count(tensor: torch.Tensor, *, out_B: torch.Tensor) -> None:
 def _histogram(tensor: torch.Tensor) -> torch.Tensor:
     """Count the values of a tensor of any layout, dtype and device. Returns counts of shape (B,), int64, there."""
     values = torch_reduce.stored_values(tensor)
+    counts_B = _histogram_on_gpu(values) if values.is_cuda else None
+    if counts_B is None:
+        counts_B = _histogram_of_values(values)
+    counts_B[_SIDE] += tensor.numel() - values.numel()  # zeros that a sparse tensor does not store
+    return counts_B
+
+
+def _histogram_on_gpu(values: torch.Tensor) -> torch.Tensor | None:
+    plain = values.float() if values.itemsize == 1 else values
+    return kernels.attempt_triton(lambda triton: triton.histogram(plain, shift=_SHIFT, lowest=_LOWEST_KEY, side=_SIDE))
+
+
+def _histogram_of_values(values: torch.Tensor) -> torch.Tensor:
+    """Count plain values by torch operations."""
     bits = values.float().view(torch.int32)
     magnitude = bits & _MAGNITUDE_MASK
     steps = ((magnitude >> _SHIFT) - (_LOWEST_KEY - 1)).clamp_(0, _SIDE)
@@ -121,5 +135,4 @@ def _histogram(tensor: torch.Tensor) -> torch.Tensor:
     counts = torch.zeros(NUM_BINS + 1, dtype=torch.int64, device=values.device)
     # an expanded 1 takes no memory; `bincount` would wait for a GPU
     counts.scatter_add_(0, bins, torch.ones((), dtype=torch.int64, device=values.device).expand_as(bins))
-    counts[_SIDE] += tensor.numel() - values.numel()  # zeros that a sparse tensor does not store
     return counts[:NUM_BINS]

@@ -9,8 +9,10 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from gradwatch.probe.batches import batch_hash
 from gradwatch.probe.device import triton_reduce
 from gradwatch.probe.device.triton_kernels import CHUNK
+from gradwatch.probe.gradients import histograms
 
 SPECIALS = [0.0, -0.0, np.nan, np.inf, -np.inf, 1e-45, -1e-40, 1e-30, 3e38, -1e30, 1.0]
 NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)  # which takes minutes in the interpreter
@@ -80,3 +82,39 @@ def test_a_tensor_has_the_same_bits_beside_any_others(order):
 
     alone = [triton_reduce.statistics([v])[:, 0] for v in values]
     np.testing.assert_array_equal(together_SL.numpy(), torch.stack(alone, dim=1).numpy())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("length", [0, 1, triton_reduce.LAUNCH, triton_reduce.LAUNCH + 7])
+def test_histograms_equal_the_obvious_ones(dtype, length):
+    values = 10.0 ** torch.empty(length).uniform_(-16, 6, generator=torch.Generator().manual_seed(length))
+    values[::2] *= -1
+    values[: 3 * len(SPECIALS) : 3] = torch.tensor(SPECIALS)[: len(values[: 3 * len(SPECIALS) : 3])]
+    values = values.to(dtype)
+
+    counts_B = triton_reduce.histogram(
+        values, shift=histograms._SHIFT, lowest=histograms._LOWEST_KEY, side=histograms._SIDE
+    )
+
+    finite = values[~values.isnan()]
+    np.testing.assert_array_equal(counts_B.numpy(), reference.histogram(finite, histograms.bin_edges()))
+
+
+@pytest.mark.parametrize("length", [1, 8, triton_reduce.LAUNCH + 3])
+def test_checksums_equal_those_of_the_cpu(length):
+    words = torch.randint(-(2**62), 2**62, (length,), generator=torch.Generator().manual_seed(length))
+
+    total = triton_reduce.sum_words(words, golden=batch_hash._signed(batch_hash._GOLDEN))
+
+    assert int(total) == int(batch_hash._sum_words(words))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("special", "is_finite"), [(1.0, True), (math.nan, False), (math.inf, False), (-math.inf, False)]
+)
+def test_values_that_are_not_finite_are_found_in_any_chunk(dtype, special, is_finite):
+    values = torch.full((triton_reduce.LAUNCH + 2,), torch.finfo(dtype).max, dtype=dtype)
+    values[-1] = special
+
+    assert bool(triton_reduce.is_finite(values)) is is_finite

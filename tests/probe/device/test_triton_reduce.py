@@ -44,13 +44,15 @@ def compiled(function, arguments, constants):
 
 
 @needs_triton
+@pytest.mark.parametrize("is_aligned", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
-def test_reading_compiles_for_a_gpu(dtype):
+def test_reading_compiles_for_a_gpu(dtype, is_aligned):
     from gradwatch.probe.device import triton_kernels, triton_reduce
 
     arguments = dict.fromkeys(["addresses_L", "numels_L", "tensors_C", "offsets_C"], "*i64") | {"found_CF": "*fp64"}
     constants = {"ELEMENT": triton_reduce.ELEMENTS[dtype], "SIZE": triton_kernels.CHUNK, "NUM_FIELDS": 7}
     constants |= {"IS_DOUBLE": dtype == torch.float64, "IS_BRAIN": dtype == torch.bfloat16}
+    constants |= {"IS_ALIGNED": is_aligned}
 
     assert compiled(triton_kernels.read_chunks, arguments, constants).asm["ptx"]
 
@@ -64,6 +66,28 @@ def test_adding_up_compiles_for_a_gpu():
     constants = {"SIZE": triton_kernels.CHUNK, "NUM_FIELDS": 7, "AT_ONCE": triton_kernels.ABREAST}
 
     assert compiled(triton_kernels.add_chunks, arguments, constants).asm["ptx"]
+
+
+@needs_triton
+@pytest.mark.parametrize("is_brain", [True, False])
+def test_counting_compiles_for_a_gpu(is_brain):
+    from gradwatch.probe.device import triton_kernels
+
+    arguments = {"data": "*i16" if is_brain else "*fp32", "numel": "i32", "out_B": "*i64"}
+    constants = {"IS_BRAIN": is_brain, "SHIFT": 21, "LOWEST": 348, "SIDE": 225, "TABLE": 512, "NUM_BINS": 451}
+
+    assert compiled(triton_kernels.count_bins, arguments, constants | {"SIZE": 4096}).asm["ptx"]
+
+
+@needs_triton
+def test_checksums_and_checks_for_finite_values_compile_for_a_gpu():
+    from gradwatch.probe.device import triton_kernels
+
+    words = {"words": "*i64", "number": "i32", "out_C": "*i64"}
+    bits = {"data": "*i16", "numel": "i32", "out_C": "*i32"}
+
+    assert compiled(triton_kernels.sum_words, words, {"GOLDEN": -7046029254386353131, "SIZE": 4096}).asm["ptx"]
+    assert compiled(triton_kernels.find_ill, bits, {"EXPONENT": 0x7C00, "SIZE": 4096}).asm["ptx"]
 
 
 class Broken:
@@ -80,7 +104,7 @@ class Broken:
 def test_where_the_kernels_fail_torch_goes_on_and_one_warning_says_so(monkeypatch):
     broken = Broken()
     monkeypatch.setattr(kernels, "_FAILED", set())
-    monkeypatch.setattr(kernels, "triton", lambda: None if kernels._FAILED else broken)
+    monkeypatch.setattr(gradwatch.probe.device, "triton_reduce", broken, raising=False)
     values = [torch.arange(4.0)]
 
     with pytest.warns(RuntimeWarning, match="failed; falling back to torch operations: RuntimeError: no such target"):
@@ -97,4 +121,4 @@ def test_without_triton_there_are_no_kernels(monkeypatch):
     monkeypatch.setitem(sys.modules, "gradwatch.probe.device.triton_reduce", None)
     monkeypatch.delattr(gradwatch.probe.device, "triton_reduce", raising=False)
 
-    assert kernels.triton() is None
+    assert kernels.attempt_triton(lambda triton: triton) is None
