@@ -147,6 +147,8 @@ class Inspections:
             found += self._find("the match of outputs and targets", partial(self._target_match.find, loss))
         if self._inputs:
             found += self._find("the inputs", self._inputs.find)
+            if self._inputs.is_traced:  # compiled code calls no hooks, and is compiled again for each new one
+                self._draws.close()
         later = [
             *(self._find("the kept graphs", partial(self._outputs.find, loss, step)) if self._outputs else ()),
             *self._find("the weights outside of the optimizer", partial(self._moves.find, step)),

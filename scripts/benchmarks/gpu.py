@@ -49,7 +49,11 @@ Read = Callable[[], None]
 
 @dataclass(frozen=True)
 class Workload:
-    """A model, and batches for it: as many as a loop repeats before one comes again."""
+    """A model, and batches for it: as many as a loop repeats before one comes again.
+
+    The steps of a stretch are no multiple of those between two samples. A stretch begins with an idle device, where a
+    longer step of the host shows, and no sample should always be there.
+    """
 
     title: str
     stretch: int
@@ -61,14 +65,14 @@ class Workload:
 WORKLOADS = {
     "resnet50": Workload(
         "ResNet-50, 224 x 224, batch 128, bf16",
-        10,
+        25,
         lambda: _torchvision.build(DataSpec(input_shape=(3, 224, 224), outputs=1000, kind="classes"), name="resnet50"),
         lambda: (torch.randn(128, 3, 224, 224), torch.randint(1000, (128,))),
         16,
     ),
     "gpt": Workload(
         "GPT of 124 M parameters, sequence 1,024, batch 8, bf16",
-        10,
+        25,
         lambda: gpt.build(DataSpec(input_shape=(1024,), outputs=50257, kind="tokens"), layers=12, heads=12, width=768),
         lambda: (torch.randint(50257, (8, 1024)), torch.randint(50257, (8, 1024))),
         256,

@@ -77,11 +77,13 @@ class ModelInputs:
 
     Attributes:
         step: Optimizer step in progress, set by the owner.
+        is_traced: Whether torch.compile traced a forward call of a whole model, whose hooks it then does not call.
         scale: Scale of the inputs of the first step, or None.
     """
 
     def __init__(self, models: Models) -> None:
         self.step = 0
+        self.is_traced = False
         self.scale: InputScale | None = None
         self._parts = dict(named_modules(models))
         self._first_step = 0
@@ -110,6 +112,9 @@ class ModelInputs:
 
     def _before_forward(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not module.training:
+            return
+        if torch.compiler.is_compiling():
+            self.is_traced = True
             return
         try:
             self.before(name, (args, kwargs))
@@ -159,11 +164,13 @@ class ModelInputs:
         """Inspect the parts of a model that the loop does not call as a whole, unless they are compiled."""
         self.close()
         self._first_step = 1
-        if not any(map(is_compiled, self._parts.values())):
+        if not self.is_traced and not any(map(is_compiled, self._parts.values())):
             self._handles = [self._hook(name, part) for name, part in self._parts.items() if takes_hooks(part)]
 
     def _hook(self, name: str, module: nn.Module) -> RemovableHandle:
-        return module.register_forward_pre_hook(inert_hook(partial(self._before_forward, name)), with_kwargs=True)
+        return module.register_forward_pre_hook(
+            inert_hook(partial(self._before_forward, name), is_compiled=True), with_kwargs=True
+        )
 
 
 def _is_inside(name: str, outer: str) -> bool:

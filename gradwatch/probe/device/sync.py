@@ -78,7 +78,7 @@ class HostTransfer:
 
     def values(self) -> dict[str, NDArray[Any]]:
         """Return the values by name, waiting for them if they are in flight."""
-        if self._event is not None:
+        if self._event is not None and not self.is_ready:
             self._event.synchronize()
         data = to_host(self._copy)
         values, begin = {}, 0

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from gradwatch.probe.device.sync import HostTransfer
 
-MAX_IN_FLIGHT = 8
-"""Maximum number of transfers in flight; the next one waits for the oldest. A GPU is rarely many steps behind."""
+MAX_IN_FLIGHT = 64
+"""Maximum number of transfers in flight; the next one waits for the oldest. Replays of a CUDA graph, one launch a step,
+can be this far ahead of a GPU."""
 
 Values = Mapping[str, NDArray[Any]]
 

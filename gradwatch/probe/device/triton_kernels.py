@@ -11,8 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-CHUNK = 4096
-WARPS = 4  # that read one chunk
+CHUNK = 8192
+WARPS = 8  # that read one chunk
 FIELDS = 7  # scale; divided by it: sum, squares, squares from the mean; then largest magnitude, zeros, non-finite
 ABREAST = 1024  # chunks that one program adds up at a time
 ALIGNMENT = 16  # bytes: a thread then reads several values at once

@@ -41,8 +41,9 @@ class RandomDraws:
     A draw belongs to the innermost module whose call contains it. A forward pass in evaluation mode that sets a rate to
     0 for good, as in `self.p = 0`, ends all draws of its module. The generators are read and never set.
 
-    If no module draws at the first sample, no further step is sampled. Between samples there are no hooks. Dropout
-    modules are left out: only the training itself changes their rates. The validation loss shows an evaluation.
+    If no module draws at the first sample, no further step is sampled. There are hooks only from the step before a
+    sample. Dropout modules are left out: only the training itself changes their rates. The validation loss shows an
+    evaluation.
 
     Args:
         models: A model, or several by name.
@@ -57,6 +58,7 @@ class RandomDraws:
         self._stack: list[GeneratorState | None] = []
         self._names: dict[nn.Module, str] = {}
         self._devices: list[int] = []
+        self._reached: dict[nn.Module, None] = {}  # modules whose hooks were called at any sample
         self._called: set[str] = set()
         self._drew: set[str] = set()
         self._inside: list[bool] = []  # for each call in progress, whether a module inside of it drew
@@ -80,7 +82,6 @@ class RandomDraws:
         if self._models is None:
             return
         was_armed = self.is_armed
-        self._disarm()
         if is_validated and not self._is_evaluated:
             # the pass of this step may have come before the evaluation or after it
             self._is_evaluated = True
@@ -96,6 +97,8 @@ class RandomDraws:
             self._interval_steps = min(2 * self._interval_steps, MAX_INTERVAL_STEPS)
             self._next_step = step + self._interval_steps
             self._arm(self._models)
+        else:
+            self._disarm()
 
     def close(self) -> None:
         """Remove all hooks and end the search."""
@@ -129,7 +132,10 @@ class RandomDraws:
         self._called, self._drew = set(), set()
         self._stack.clear()
         self._inside.clear()
-        for module in hookable_modules(models):
+        if self.is_armed:
+            return
+        # torch.compile compiles a module again for each new hook, and calls none of these
+        for module in [*self._reached] or hookable_modules(models):
             self._handles += [
                 module.register_forward_pre_hook(inert_hook(self._before)),
                 # always: a call that raises must not leave its state on the stack
@@ -153,6 +159,7 @@ class RandomDraws:
             return
         name = self._names[module]
         self._called.add(name)
+        self._reached[module] = None
         has_drawn = is_inside or not self._state().is_equal(before)
         if has_drawn and not is_inside and not isinstance(module, nn.modules.dropout._DropoutNd):
             self._drew.add(name)

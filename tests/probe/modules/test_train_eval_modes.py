@@ -307,7 +307,7 @@ def test_a_wrapper_that_is_not_told_of_the_mode_is_no_matter(wrap):
     optimizer = torch.optim.Adam(model.parameters())
     with gradwatch.watch(wrapped, optimizer) as monitor:
         for step in range(20):
-            loss = F.cross_entropy(wrapped(X[:32]), Y[:32])
+            loss = F.cross_entropy(wrapped(X[:32]).cpu(), Y[:32])  # where there is a GPU, the wrapper moves to it
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -315,7 +315,7 @@ def test_a_wrapper_that_is_not_told_of_the_mode_is_no_matter(wrap):
             if step % 5 == 4:
                 model.eval()
                 with torch.no_grad():
-                    val_loss = F.cross_entropy(wrapped(X), Y)
+                    val_loss = F.cross_entropy(wrapped(X).cpu(), Y)
                 model.train()
             monitor.step(loss, val_loss=val_loss)
     torch._dynamo.reset()
