@@ -108,7 +108,7 @@ def wandb(model: nn.Module, stack: contextlib.ExitStack) -> Read:
     import wandb
 
     os.environ["WANDB_SILENT"] = "true"
-    run = wandb.init(mode="offline", dir=stack.enter_context(tempfile.TemporaryDirectory()), reinit="create_new")
+    run = wandb.init(mode="offline", dir=stack.enter_context(tempfile.TemporaryDirectory()), reinit="return_previous")
     stack.callback(run.finish)
     run.watch(model, log="gradients", log_freq=1)
     return lambda: run.log({})

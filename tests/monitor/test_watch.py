@@ -402,3 +402,25 @@ def test_units_that_die_are_reported_with_the_step_since_which_they_have_not_fir
     found = next(f for f in monitor.findings() if f.kind == "dead-relu")
     assert "7 of 8 units since step 60" in found.message
     assert [(q.name, q.value, q.unit) for q in found.evidence][-1] == ("act.silent of 1 since step 60", 7, "of 8 units")
+
+
+def test_a_model_is_compiled_for_the_first_step_and_for_steps_with_and_without_samples():
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with gradwatch.watch(model, optimizer, on_finding=None) as monitor:
+        compiled = torch.compile(model, backend=backend)
+        for _ in range(25):
+            optimizer.zero_grad()
+            loss = compiled(torch.randn(4, 3)).square().mean()
+            loss.backward()
+            optimizer.step()
+            monitor.step(loss)
+
+    assert len(graphs) == 3
+    assert len(monitor.history.act.rows()[0]) == 3, "steps 0, 10 and 20 are sampled"

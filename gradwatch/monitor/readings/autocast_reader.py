@@ -42,9 +42,11 @@ class AutocastReader:
         kind = next(module.parameters(recurse=False)).device.type
         if not torch.amp.is_autocast_available(kind):  # on the meta device
             return
-        if (handle := self._handles.pop(module, None)) is None or self._report is None:
+        if (handle := self._handles.pop(module, None)) is None:
             return
         handle.remove()  # one forward shows the format; later ones run without the hook
-        if torch.is_autocast_enabled(kind) and (seen := PRECISION.get(torch.get_autocast_dtype(kind))):
+        if self._report is None or not torch.is_autocast_enabled(kind):
+            return
+        if seen := PRECISION.get(torch.get_autocast_dtype(kind)):
             self._report(seen)
             self._report = None

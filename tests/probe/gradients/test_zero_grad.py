@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 import gradwatch
+from gradwatch.probe.device import sync
+from gradwatch.probe.gradients import zero_grad
 
 
 def train(loop, *, updates=12):
@@ -344,3 +346,43 @@ def test_a_hook_of_the_user_stays_when_ours_go():
         ([1, 2], 3, 11),
         ([None, 1], 1, 14),
     ]
+
+
+class Late(sync.HostTransfer):
+    """A transfer of a device that is some steps late, and fails if it is waited for before the end."""
+
+    is_over = False
+
+    def __init__(self, tensors):
+        super().__init__(tensors)
+        self._questions = 0
+
+    @property
+    def is_ready(self):
+        self._questions += 1
+        return self._questions > 3
+
+    def values(self):
+        assert self._questions > 3 or self.is_over
+        return super().values()
+
+
+@pytest.mark.parametrize("loop", [forgetful, clears_first, clears_last_with_zeros, accumulates])
+def test_a_device_that_is_late_gets_the_same_verdict_without_waiting(loop, monkeypatch):
+    expected = [(event.kind, event.step, event.layer) for event in train(loop)[2].events]
+    monkeypatch.setattr(zero_grad, "HostTransfer", Late)
+    monkeypatch.setattr(zero_grad.ZeroGradCheck, "close", ending(zero_grad.ZeroGradCheck.close, monkeypatch))
+
+    events = [(event.kind, event.step, event.layer) for event in train(loop)[2].events]
+
+    assert sorted(events, key=str) == sorted(expected, key=str)
+
+
+def ending(close, monkeypatch):
+    """Return a method that waits for the transfers in flight, as only the end of a run does."""
+
+    def end(check):
+        monkeypatch.setattr(Late, "is_over", True)
+        close(check)
+
+    return end
