@@ -114,4 +114,4 @@ def timed_ms(call: Callable[[], object], *, times: int = 5) -> float:
         call()
     ended.record()
     torch.cuda.synchronize()
-    return begun.elapsed_time(ended) / times
+    return float(begun.elapsed_time(ended)) / times

@@ -47,8 +47,7 @@ def train(
     kind = torch.optim.SGD if variant == "fp32" else torch.optim.AdamW
     optimizer = kind(model.parameters(), lr=1e-3, fused=is_fused)
     scaler = torch.amp.GradScaler(device) if variant in ("fp16", "foreach") else None
-    given = {"scaler": scaler} if scaler else {}
-    monitor = gradwatch.watch(model, optimizer, on_finding=None, **given, **options) if watched else None
+    monitor = gradwatch.watch(model, optimizer, scaler=scaler, on_finding=None, **options) if watched else None
     format_ = {"bf16": torch.bfloat16, "fp16": torch.float16, "foreach": torch.float16}.get(variant)
     losses = []
     for step in range(steps):
@@ -162,8 +161,10 @@ def check_faults() -> None:
                     x[3, 5] = float("nan")
                 if fault == "dead" and step == 60:
                     with torch.no_grad():
-                        next(model[2].parameters()).zero_()
-                        model[2].bias.fill_(-100.0)
+                        layer = model[2]
+                        assert isinstance(layer, nn.Linear), "the second of three"
+                        layer.weight.zero_()
+                        layer.bias.fill_(-100.0)
                 with torch.autocast("cuda", torch.float16, enabled=scaler is not None):
                     loss = nn.functional.cross_entropy(model(x), y)
                     loss = loss * (1e30 if fault == "scale" and step > 60 else 1)
