@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from gradwatch.gradcheck.check import run_check
+from gradwatch.gradcheck.options import CheckOptions
 
-WITHIN_S = 20.0
+OPTIONS = CheckOptions(within=20.0)
 
 
 def check(built: Any, form: str) -> dict[str, Any]:
@@ -26,11 +27,17 @@ def check(built: Any, form: str) -> dict[str, Any]:
             tuple(inputs),
             model=module,
             functions=(loss_fn, module),
-            within=WITHIN_S,
+            options=OPTIONS,
         )
     else:
         step, model, batch = built
-        found = run_check(lambda given: step(model, given), (batch,), model=model, functions=(step,), within=WITHIN_S)
+        found = run_check(
+            lambda given: step(model, given),
+            (batch,),
+            model=model,
+            functions=(step,),
+            options=OPTIONS,
+        )
     if not found.is_wrong:
         return {"wrong": False}
     answer: dict[str, Any] = {"wrong": True, "where": [t.name for t in found.tensors if t.verdict == "wrong"]}

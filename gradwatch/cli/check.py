@@ -12,6 +12,7 @@ from gradwatch.cli.command import surplus
 from gradwatch.cli.options import FINDINGS, FormatOption, SetOption, step_option
 from gradwatch.cli.output.console import write
 from gradwatch.errors import GradwatchError
+from gradwatch.gradcheck.options import CheckOptions
 
 if TYPE_CHECKING:
     from gradwatch.gradcheck.audit.result import StepAudit
@@ -93,6 +94,14 @@ def command(
             rich_help_panel=WHAT,
         ),
     ] = None,
+    second: Annotated[
+        bool,
+        typer.Option(
+            "--second",
+            help="Check the second derivatives of custom autograd Functions too.",
+            rich_help_panel=WHAT,
+        ),
+    ] = False,
     within: Annotated[
         float | None,
         typer.Option(
@@ -125,6 +134,7 @@ def command(
             ("--step-audit", step_audit, kind != "layer"),
             ("--layer", layer is not None, not (step_audit or precision)),
             ("--within", within is not None, not (step_audit or precision)),
+            ("--second", second, not (step_audit or precision)),
             ("--allow", bool(allow), not precision),
             ("--whole", whole, precision),
             ("--precision", precision, not step_audit),
@@ -149,7 +159,8 @@ def command(
         digits = _measured(target, kind, inputs or [], overrides or [], step, is_whole=whole)
         _end(digits, None, form, is_wrong=not digits["fp32"].is_finite)
     within = WITHIN_S if within is None else within
-    found = _checked(target, kind, inputs or [], overrides or [], step, layer=layer, allow=allow or [], within=within)
+    options = CheckOptions(layer=layer, allow=allow or [], within=within, second=second)
+    found = _checked(target, kind, inputs or [], overrides or [], step, options=options)
     properties = None
     if inputs:
         from gradwatch.gradcheck.targets import check_layer_properties
@@ -179,7 +190,7 @@ def _check_options(target: str, kind: Kind, options: list[tuple[str, bool, bool]
     """Raise a GradwatchError for the first option that was given and does not fit."""
     for name, is_given, fits in options:
         if is_given and not fits:
-            if name in ("--layer", "--within", "--allow"):
+            if name in ("--layer", "--within", "--allow", "--second"):
                 raise GradwatchError(
                     f"{name}: has no meaning with --step-audit or --precision, which run the whole step"
                 )
@@ -225,19 +236,17 @@ def _checked(
     overrides: list[str],
     step: int | None,
     *,
-    layer: str | None,
-    allow: list[str],
-    within: float,
+    options: CheckOptions,
 ) -> GradientCheck:
     """Check the layer, the config or the run that a target names."""
     from gradwatch.gradcheck.targets import check_config, check_layer, check_run
 
     path = Path(target).expanduser()
     if kind == "run":
-        return check_run(path, step, layer=layer, allow=allow, within=within)
+        return check_run(path, step, options)
     if kind == "config":
-        return check_config(path, overrides, layer=layer, allow=allow, within=within)
-    return check_layer(target, inputs, layer=layer, allow=allow, within=within)
+        return check_config(path, overrides, options)
+    return check_layer(target, inputs, options)
 
 
 def _end(

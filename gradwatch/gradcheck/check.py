@@ -14,12 +14,14 @@ from gradwatch.gradcheck.batches import batch_law, smaller
 from gradwatch.gradcheck.broadcasts import crossed_samples
 from gradwatch.gradcheck.compare import LeafOutcome
 from gradwatch.gradcheck.explain.explainer import Explainer
+from gradwatch.gradcheck.explain.second import SecondDerivatives, second_derivatives
 from gradwatch.gradcheck.forward_mode import forward_derivative
 from gradwatch.gradcheck.judge import Examined, Judge
+from gradwatch.gradcheck.options import CheckOptions
 from gradwatch.gradcheck.result import Coverage, Fault, GradientCheck, TensorVerdict, Verdict
 from gradwatch.gradcheck.stepping.step import CheckedStep
 
-WITHIN_S = 60.0
+DEFAULT = CheckOptions()
 SMALLER_BATCH_FRAC = 0.5
 """Share of the time that may be gone by when half of the batch is checked too, if all tensors are moved together."""
 MAX_FORWARD = 8
@@ -33,7 +35,8 @@ def check(
     gradients: Mapping[str, Tensor] | None = None,
     allow: Collection[str] = (),
     layer: str | None = None,
-    within: float = WITHIN_S,
+    within: float = DEFAULT.within,
+    second: bool = False,
 ) -> GradientCheck:
     """Check whether the gradient of a training step is right, as the step really runs.
 
@@ -53,6 +56,8 @@ def check(
             attribute `deliberate = True` says so itself.
         layer: Prefix of the names of the parameters to check, or None for all.
         within: Time in seconds. If one by one does not fit, all tensors are moved together, and apart if they differ.
+        second: Whether the second derivative of each custom Function is checked too, with the inputs and gradients of
+            the step. A step that differentiates a gradient is checked as it is, without it.
 
     Returns:
         The verdict on each tensor, the mistakes, and what was covered.
@@ -66,7 +71,12 @@ def check(
     if call is None:
         raise GradwatchError(f"check: step is a {type(step).__name__}, expected a function of the batch or a module")
     return run_check(
-        call, batch, model=model, functions=(step,), gradients=gradients, allow=allow, layer=layer, within=within
+        call,
+        batch,
+        model=model,
+        functions=(step,),
+        gradients=gradients,
+        options=CheckOptions(layer=layer, allow=allow, within=within, second=second),
     )
 
 
@@ -77,9 +87,7 @@ def run_check(
     model: nn.Module | None,
     functions: tuple[Any, ...],
     gradients: Mapping[str, Tensor] | None = None,
-    allow: Collection[str] = (),
-    layer: str | None = None,
-    within: float = WITHIN_S,
+    options: CheckOptions = DEFAULT,
 ) -> GradientCheck:
     """Check a step whose user functions are known apart from the call; see `check`."""
     begin = time.monotonic()
@@ -87,9 +95,9 @@ def run_check(
     for dtype in (torch.float64, torch.float32):
         checked = CheckedStep(call, batch, model=model, functions=functions, dtype=dtype)
         try:
-            names = _chosen(checked, layer, gradients)
-            judge = Judge(checked, within=within, allow=allow, given=gradients, names=names)
-            return _judged(judge, begin)
+            names = _chosen(checked, options.layer, gradients)
+            judge = Judge(checked, within=options.within, allow=options.allow, given=gradients, names=names)
+            return _judged(judge, begin, second=options.second)
         except (RuntimeError, TypeError, NotImplementedError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
@@ -120,7 +128,7 @@ def _chosen(step: CheckedStep, layer: str | None, gradients: Mapping[str, Tensor
     return chosen
 
 
-def _judged(judge: Judge, begin: float) -> GradientCheck:
+def _judged(judge: Judge, begin: float, *, second: bool) -> GradientCheck:
     """Return the result of a judge: outcomes, explanations, and a smaller batch."""
     step = judge.step
     found = judge.tensors()
@@ -135,6 +143,8 @@ def _judged(judge: Judge, begin: float) -> GradientCheck:
         if part is not None:
             sizes, law = part.sizes, batch_law(step, part)
             faults += _of_smaller_batch(judge, part.step, found)
+    twice = second_derivatives(judge, judge.calls, ()) if second and not wrong else SecondDerivatives()
+    faults += twice.faults
     forward = _forward_mode(judge, found, wrong)
     verdicts = tuple(_verdict(n, o, purposes, faults, forward.get(n)) for n, o in found.outcomes.items())
     notes = [*dict.fromkeys(purposes.values()), *crossed_samples(step)]
@@ -143,6 +153,8 @@ def _judged(judge: Judge, begin: float) -> GradientCheck:
         notes.append(f"the tensors were moved {how}, since there is no time to move each alone")
     allowed = dict.fromkeys(c.function.__name__ for c in judge.calls if judge.is_allowed(c.function))
     notes += [f"{name} differs from the derivative on purpose; everything else was checked with it" for name in allowed]
+    if second and not wrong:
+        notes += _told(twice)
     coverage = Coverage(
         tensors=len(found.outcomes),
         directions=judge.directions,
@@ -157,6 +169,14 @@ def _judged(judge: Judge, begin: float) -> GradientCheck:
         batch=law,
     )
     return GradientCheck(tensors=verdicts, faults=tuple(faults), coverage=coverage, notes=tuple(notes))
+
+
+def _told(twice: SecondDerivatives) -> list[str]:
+    """Return what to say of second derivatives that are not wrong."""
+    notes = [f"the second derivative of {', '.join(twice.right)} is right"] if twice.right else []
+    if twice.absent:
+        notes.append(f"{', '.join(twice.absent)} cannot be differentiated twice: torch raises")
+    return notes or ([] if twice.faults else ["there is no custom Function whose second derivative could be wrong"])
 
 
 def _of_smaller_batch(judge: Judge, part: CheckedStep, whole: Examined) -> list[Fault]:

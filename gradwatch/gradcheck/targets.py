@@ -7,7 +7,7 @@ from __future__ import annotations
 import ast
 import re
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from gradwatch.errors import GradwatchError, raised
 from gradwatch.gradcheck.check import run_check
 from gradwatch.gradcheck.layer.check_layer import check_layer as properties_of
 from gradwatch.gradcheck.layer.result import LayerCheck
+from gradwatch.gradcheck.options import CheckOptions
 from gradwatch.gradcheck.precision.measure import FORMATS, Setting, precision, run_precision
 from gradwatch.gradcheck.precision.result import Precision
 from gradwatch.gradcheck.result import GradientCheck
@@ -36,24 +37,20 @@ _SHAPE = re.compile(r"(\d+(?:x\d+)*)(?::(\d+))?")
 _CALL = re.compile(r"(?P<name>[^()]+?)(?:\((?P<arguments>.*)\))?", re.DOTALL)
 
 
-def check_layer(
-    target: str, inputs: Sequence[str], *, layer: str | None, allow: Collection[str], within: float
-) -> GradientCheck:
+def check_layer(target: str, inputs: Sequence[str], options: CheckOptions) -> GradientCheck:
     """Check a layer or a function of tensors.
 
     Args:
         target: `package.module:Layer`, with its arguments if it needs any: `package.module:Layer(16, bias=False)`.
         inputs: Shape of each input, such as `8x16`; `8x16:100` for integers below 100.
-        layer: Prefix of the parameters to check, or None for all.
-        allow: Names of custom Functions that may differ on purpose.
-        within: Time in seconds.
+        options: What to check.
     """
     torch.manual_seed(0)
     made = _made(target)
     given = [_input(text) for text in inputs]
     model = made if isinstance(made, nn.Module) else None
     try:
-        return run_check(made, tuple(given), model=model, functions=(made,), layer=layer, allow=allow, within=within)
+        return run_check(made, tuple(given), model=model, functions=(made,), options=options)
     except GradwatchError:
         raise
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
@@ -73,28 +70,22 @@ def check_layer_properties(target: str, inputs: Sequence[str]) -> LayerCheck | N
     return properties_of(made, *map(_input, inputs)) if isinstance(made, nn.Module) else None
 
 
-def check_config(
-    file: Path, overrides: Sequence[str], *, layer: str | None, allow: Collection[str], within: float
-) -> GradientCheck:
+def check_config(file: Path, overrides: Sequence[str], options: CheckOptions) -> GradientCheck:
     """Check the first step of the training that a config describes, without starting a run."""
     with first_step(file, overrides) as (training, window):
-        return _check_training(training.stepper(), window, layer=layer, allow=allow, within=within)
+        return _check_training(training.stepper(), window, options)
 
 
-def check_run(
-    run: Path, step: int | None, *, layer: str | None, allow: Collection[str], within: float
-) -> GradientCheck:
+def check_run(run: Path, step: int | None, options: CheckOptions) -> GradientCheck:
     """Check a step of a recorded run, from its restored weights and its own batch.
 
     Args:
         run: The run directory.
         step: The step, or None for the one after the newest checkpoint.
-        layer: Prefix of the parameters to check, or None for all.
-        allow: Names of custom Functions that may differ on purpose.
-        within: Time in seconds, without the restoring.
+        options: What to check; the time is without the restoring.
     """
     with recorded_step(run, step) as (number, training, window):
-        found = _check_training(training.stepper(), window, layer=layer, allow=allow, within=within)
+        found = _check_training(training.stepper(), window, options)
     return replace(found, notes=(f"step {number} of {run}", *found.notes))
 
 
@@ -154,12 +145,10 @@ def _measure_training(stepper: Stepper, window: list[Batch], *, is_whole: bool) 
     return found
 
 
-def _check_training(
-    stepper: Stepper, window: list[Batch], *, layer: str | None, allow: Collection[str], within: float
-) -> GradientCheck:
+def _check_training(stepper: Stepper, window: list[Batch], options: CheckOptions) -> GradientCheck:
     """Check the forward and backward passes of a training step: its micro-batches, each with its share."""
     objective = stepper.objective
-    samples = _affordable(stepper, window, within=within)
+    samples = _affordable(stepper, window, within=options.within)
     smaller = _first(window, samples)
     shares = objective.shares(smaller)
 
@@ -180,9 +169,7 @@ def _check_training(
         tuple(to_device(batch, stepper.device) for batch in smaller),
         model=stepper.model,
         functions=(objective.function,),
-        layer=layer,
-        allow=allow,
-        within=within,
+        options=options,
     )
     if any(len(targets) > samples for _, targets in window):
         note = f"the first {samples} samples of each micro-batch were checked"

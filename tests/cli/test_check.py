@@ -109,6 +109,17 @@ def test_part_of_a_layer_can_be_checked_and_a_function_allowed(gradwatch, folder
     assert gradwatch("check", "cubes:Layer", "--input", "8x16", "--allow", "Cube").code == 0
 
 
+def test_a_second_derivative_that_leaves_the_graph_is_wrong(gradwatch, folder):
+    (folder / "cubes.py").write_text(LAYER.replace("grad * 6 * x**2", "grad * 3 * x.detach()**2"))
+
+    assert gradwatch("check", "cubes:Layer", "--input", "8x16").code == 0
+    done = gradwatch("check", "cubes:Layer", "--input", "8x16", "--second")
+
+    assert done.code == 1
+    assert "the second derivative through Cube.backward is wrong: a part of it leaves the graph" in done.out
+    assert "cubes.py:15" in done.out
+
+
 def test_a_config_and_a_step_of_its_run_are_right(gradwatch, folder):
     by_config = gradwatch("check", "small.yaml", "--set", "train.accumulate=3")
     assert by_config.code == 0
@@ -207,6 +218,7 @@ def test_a_step_that_is_not_finite_in_float32_exits_with_1(gradwatch, folder):
         (["cubes:Layer", "--input", "8x16", "--step", "3"], "--step: has no meaning for cubes:Layer, which is a layer"),
         (["small.yaml", "--set", "model.widht=3"], "widht"),
         (["cubes:Layer", "--step-audit"], "--step-audit: has no meaning for cubes:Layer, which is a layer"),
+        (["small.yaml", "--step-audit", "--second"], "--second: has no meaning with --step-audit"),
         (["small.yaml", "--step-audit", "--layer", "first"], "--layer: has no meaning with --step-audit"),
         (["small.yaml", "--step-audit", "--allow", "froze"], "there is no kind 'froze'; did you mean 'frozen'?"),
         (["train.py"], "train.py is a script; its step is compared with --step-audit"),

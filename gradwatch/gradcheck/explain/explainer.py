@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.autograd import Function
 
 from gradwatch.gradcheck.explain.hooks import GradientHook, without_hooks
-from gradwatch.gradcheck.explain.kinds import Named, backward_line, detaching_line, name_mistake
+from gradwatch.gradcheck.explain.kinds import Named, name_mistake
 from gradwatch.gradcheck.explain.nodes import NodeCheck, WrongArgument
 from gradwatch.gradcheck.explain.saved_tensors import unchanged
+from gradwatch.gradcheck.explain.second import second_derivatives
 from gradwatch.gradcheck.explain.statements import step_fault
 from gradwatch.gradcheck.explain.wording import function_text, phrase
 from gradwatch.gradcheck.judge import Examined, Judge
@@ -133,27 +134,9 @@ class Explainer:
         """Check the second derivative of each custom Function, if the step takes one."""
         if not self._found.grads.is_second:
             return
-        nodes = NodeCheck(self._judge.generator, self._judge.step.epsilon)
-        seen: set[type[Function]] = set()
-        for call in self._found.calls:
-            if call.function in seen or not call.ran_backward or self._judge.is_allowed(call.function):
-                continue
-            seen.add(call.function)
-            if nodes.has_right_second(call):
-                continue
-            place = detaching_line(call.function)
-            self._result.faults.append(
-                Fault(
-                    kind="detach" if place.file else "missing_term",
-                    where=call.name,
-                    text=f"the second derivative through {call.name}.backward is wrong: a part of it leaves the graph",
-                    tensors=tuple(self._open),
-                    file=place.file or backward_line(call.function).file,
-                    line=place.line or backward_line(call.function).line,
-                    source=place.text,
-                )
-            )
-        if self._result.faults and seen:
+        faults = second_derivatives(self._judge, self._found.calls, tuple(self._open)).faults
+        self._result.faults += faults
+        if faults:
             self._open = []
 
     def _hooks(self) -> None:

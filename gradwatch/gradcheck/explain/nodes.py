@@ -20,6 +20,8 @@ from gradwatch.state.rng import set_random_state
 
 MAX_ELEMENTS = 400
 """Elements of an argument that are differentiated one by one; of a larger one, this many at random."""
+REFUSAL = "Error"
+"""Class of the node that `once_differentiable` puts where the graph would be."""
 
 
 @final
@@ -123,18 +125,26 @@ class NodeCheck:
             return 0.0
         return difference / size
 
-    def has_right_second(self, call: RecordedCall) -> bool:
-        """Return whether autograd differentiates the backward of a call as differences of its gradients do."""
+    def has_right_second(self, call: RecordedCall) -> bool | None:
+        """Return whether autograd differentiates the backward of a call as differences of its gradients do.
+
+        Both the arguments and the gradients that backward gets are moved. None if autograd refuses.
+        """
         values = [a for a, n in zip(call.args, call.needs, strict=True) if n]
-        shifts = [scale_of(v) * random_like(v, self._generator) for v in values]
+        incoming = [g for g in call.grad_outputs or () if isinstance(g, Tensor)]
+        shifts = [scale_of(v) * random_like(v, self._generator) for v in (*values, *incoming)]
         weights = [random_like(v, self._generator) for v in values]
 
         def product(multiple: float, *, with_graph: bool = False) -> tuple[float, float]:
-            moved = iter([v + multiple * shift for v, shift in zip(values, shifts, strict=True)])
-            args = [next(moved) if n else a for a, n in zip(call.args, call.needs, strict=True)]
-            leaves = [a.requires_grad_() for a, n in zip(args, call.needs, strict=True) if n]
-            grads = _gradients(call, args, leaves, with_graph=with_graph)
+            moved = [v + multiple * shift for v, shift in zip((*values, *incoming), shifts, strict=True)]
+            leaves = [m.requires_grad_() for m in moved]
+            inner_args, inner_grads = iter(leaves[: len(values)]), iter(leaves[len(values) :])
+            args = [next(inner_args) if n else a for a, n in zip(call.args, call.needs, strict=True)]
+            grads_out = [next(inner_grads) if isinstance(g, Tensor) else g for g in call.grad_outputs or ()]
+            grads = _gradients(call, args, leaves[: len(values)], grads_out, with_graph=with_graph)
             pairs = [(w, g) for w, g in zip(weights, grads, strict=True) if g is not None]
+            if any(type(g.grad_fn).__name__ == REFUSAL for _, g in pairs):
+                raise RuntimeError("once_differentiable")  # as torch does, unless it is asked for some gradients alone
             value = math.fsum(inner(w, g) for w, g in pairs)
             graphs = [
                 (w.conj() * g).real.sum() if g.is_complex() else (w * g).sum() for w, g in pairs if g.requires_grad
@@ -146,8 +156,8 @@ class NodeCheck:
 
         try:
             value, analytic = product(0.0, with_graph=True)
-        except RuntimeError:  # once_differentiable says so itself
-            return True
+        except RuntimeError:
+            return None
         by_differences = slope(lambda m: product(m)[0], typical=abs(analytic) + abs(value), epsilon=self._epsilon)
         size = max(abs(analytic), abs(by_differences.value))
         return abs(analytic - by_differences.value) <= WRONG * size + 10 * by_differences.error
@@ -226,16 +236,16 @@ def run(call: RecordedCall, args: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _gradients(
-    call: RecordedCall, args: Sequence[Any], leaves: Sequence[Tensor], *, with_graph: bool
+    call: RecordedCall, args: Sequence[Any], leaves: Sequence[Tensor], grads_out: Sequence[Any], *, with_graph: bool
 ) -> Sequence[Tensor | None]:
-    """Return the gradients of some arguments, for the gradients that the call's backward got."""
+    """Return the gradients of some arguments, for the gradients that backward gets."""
     set_random_state(call.random)
     with torch.enable_grad():
         result = call.function.apply(*map(writable, args))
         outputs = tuple(result) if isinstance(result, (tuple, list)) else (result,)
         pairs = [
             (o, g)
-            for o, g in zip(outputs, call.grad_outputs or (), strict=False)
+            for o, g in zip(outputs, grads_out, strict=False)
             if isinstance(o, Tensor) and o.requires_grad and isinstance(g, Tensor)
         ]
         outs, grads = [o for o, _ in pairs], [g for _, g in pairs]
