@@ -26,7 +26,10 @@ DOES_NOT_FIT = 1
 
 
 def command(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file.", show_default=False)],
+    config: Annotated[
+        Path,
+        typer.Argument(metavar="CONFIG|RUN", help="YAML file, or a run directory with --step.", show_default=False),
+    ],
     overrides: SetOption = None,
     set_files: SetFileOption = None,
     budget: Annotated[
@@ -64,6 +67,15 @@ def command(
         bool,
         typer.Option("--deterministic", help="Measure what `run.deterministic` costs: run steps with and without it."),
     ] = False,
+    step: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="N",
+            help="Repeat step N of RUN instead, and show the bytes and the time of each module.",
+            show_default=False,
+        ),
+    ] = None,
     form: FormatOption = "text",
 ) -> None:
     """Tell the memory that a training needs before it runs, by part and by module, without using it.
@@ -71,6 +83,11 @@ def command(
     Exit codes: 0 it fits, 1 it does not fit, 2 a mistake in the config.
     """
     from gradwatch.config.sizes import parse_size
+
+    if step is not None or config.is_dir():
+        options = (overrides, set_files, budget, patch, num_ranks, measure, deterministic)
+        _print_recorded_step(config, step, form, is_alone=not any(options))
+        return
 
     if (hint := suggest_set(str(config))) and not config.exists():
         raise GradwatchError(f"plan: got {config} as CONFIG, expected a YAML file{hint}")
@@ -124,6 +141,34 @@ class _Found(NamedTuple):
         further: dict[str, Any] = {"ranks": [way.to_json() for way in self.ways]} if self.ways else {}
         further |= {"determinism": self.price.to_json()} if self.price else {}
         return (self.measured or self.plan).to_json() | further
+
+
+def _print_recorded_step(run: Path, step: int | None, form: str, *, is_alone: bool) -> None:
+    """Print what a recorded step of a run needs, by part and by module.
+
+    Raises:
+        GradwatchError: There is no run or no step, or further options ask for the plan of a config.
+    """
+    if step is None:
+        raise GradwatchError(f"plan: got the run {run} without a step; add --step N, or plan its config.yaml")
+    if not run.is_dir():
+        raise GradwatchError(f"--step: got {run} as RUN, expected a run directory")
+    if not is_alone:
+        raise GradwatchError("--step: repeats the step as it ran, without other options; plan the config.yaml instead")
+    from gradwatch.planning.training import plan_step
+    from gradwatch.probe.memory.in_use import machine_memory
+    from gradwatch.replay.restore.restored_step import restore_step
+
+    with restore_step(run, step) as restored:
+        plan = plan_step(restored.training, restored.window, None)
+    if form == "json":
+        import json
+
+        write(json.dumps(plan.to_json(), indent=1) + "\n")
+        return
+    from gradwatch.cli.output.plan import print_plan
+
+    print_plan(output(), plan, limit=machine_memory(plan.device), measured=None)
 
 
 class _Best(NamedTuple):

@@ -176,28 +176,49 @@ class ConfigPlanner:
         note: str = "",
         shares: Sequence[Mapping[Purpose, float]] = (),
     ) -> Plan:
-        clip = training.config.train.clip
-        # larger than the limit, so that the gradient is clipped
-        norm = 2 * clip.norm if clip and clip.norm else 1.0
-        stepper = training.stepper(lambda: norm)
-        training.model.train()
+        notes = (*self._notes, *([note] if note else []))
+        return plan_step(training, window, mode, notes=notes, shares=shares)
 
-        def run(number: int) -> float:
-            # the first step only creates the optimizer's state; all micro-batches after the second are like it
-            part = window[: MICRO_BATCHES if number else 1]
-            stepper.run(part)
-            return len(window) / len(part)
 
-        return trace(
-            run,
-            batch=window,
-            model=training.model,
-            optimizer=training.optimizer,
-            device=training.device,
-            mode=mode,
-            notes=(*self._notes, *([note] if note else []), *_left_out(training)),
-            shares=shares,
-        )
+def plan_step(
+    training: TrainingState,
+    window: Sequence[Batch],
+    mode: FakeTensorMode | None,
+    *,
+    notes: tuple[str, ...] = (),
+    shares: Sequence[Mapping[Purpose, float]] = (),
+) -> Plan:
+    """Return the memory of the next step of a training, which is made twice.
+
+    Args:
+        training: The training. Its weights and the state of its optimizer move.
+        window: Micro-batches of the step.
+        mode: As in `trace`.
+        notes: As in `trace`.
+        shares: As in `trace`.
+    """
+    clip = training.config.train.clip
+    # larger than the limit, so that the gradient is clipped
+    norm = 2 * clip.norm if clip and clip.norm else 1.0
+    stepper = training.stepper(lambda: norm)
+    training.model.train()
+
+    def run(number: int) -> float:
+        # the first step only creates the optimizer's state; all micro-batches after the second are like it
+        part = window[: MICRO_BATCHES if number else 1]
+        stepper.run(part)
+        return len(window) / len(part)
+
+    return trace(
+        run,
+        batch=window,
+        model=training.model,
+        optimizer=training.optimizer,
+        device=training.device,
+        mode=mode,
+        notes=(*notes, *_left_out(training)),
+        shares=shares,
+    )
 
 
 def _left_out(training: TrainingState) -> list[str]:

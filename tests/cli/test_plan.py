@@ -55,3 +55,29 @@ def test_one_of_several_ranks_is_planned_and_the_first_way_that_fits_is_written(
     assert "one of 2 ranks" in done.out
     assert [way["name"] for way in plan["ranks"]] == ["ddp", "ZeRO 1", "ZeRO 2", "fsdp2 (ZeRO 3)"]
     assert load_config(config, changes=[patch]).train.parallel == "ddp"
+
+
+def test_a_recorded_step_is_repeated_with_the_time_of_each_module(gradwatch, config):
+    gradwatch("train", config, "--set", f"run.out={config.parent / 'runs'}")
+    (run,) = (config.parent / "runs").iterdir()
+    before = sorted((path, path.stat().st_mtime_ns) for path in run.rglob("*"))
+
+    shown = gradwatch("plan", run, "--step", "1", "--format", "json")
+    table = gradwatch("plan", run, "--step", "1")
+
+    assert (shown.code, table.code) == (0, 0)
+    rows = json.loads(shown.out)["modules"]
+    assert rows[0]["forward_ms"] > 0
+    assert rows[0]["backward_ms"] > 0
+    assert all(row["forward_ms"] <= rows[0]["forward_ms"] for row in rows), "a part takes no longer than the whole"
+    assert "forward" in table.out
+    assert sorted((path, path.stat().st_mtime_ns) for path in run.rglob("*")) == before, "the run is as it was"
+    mistakes = {
+        "add --step N": (run,),
+        "expected a run directory": (config, "--step", "1"),
+        "got step 99": (run, "--step", "99"),
+        "without other options": (run, "--step", "1", "--budget", "1GB"),
+    }
+    for message, words in mistakes.items():
+        refused = gradwatch("plan", *words)
+        assert (refused.code, message in refused.err) == (2, True), refused.err

@@ -18,6 +18,7 @@ from gradwatch.config.load import load_config
 from gradwatch.config.sections.root import Config
 from gradwatch.errors import OutOfMemoryError, raised
 from gradwatch.planning.advice import Advisor
+from gradwatch.planning.checkpointing import settle
 from gradwatch.planning.training import ConfigPlanner
 from gradwatch.probe.memory.in_use import cuda_memory_left, host_memory_left
 
@@ -41,6 +42,7 @@ def print_failed_step(error: OutOfMemoryError, file: Path, overrides: Sequence[s
 
     try:
         planner = ConfigPlanner(load)
+        settle(planner)
         plan = planner.plan()
     except Exception as failure:  # the memory may not be enough for the data, and the step may be of any kind
         print_message("note", f"the step cannot be planned: {raised(failure)}")
