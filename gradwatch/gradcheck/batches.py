@@ -73,4 +73,5 @@ def batch_law(step: CheckedStep, parts: Parts) -> str:
             )
             holds = "so is the gradient" if gap < 1e-6 else f"the gradient differs from that by {gap:.1e}"
             return f"the loss is the {law} over its halves, and {holds}"
-    return "the loss is neither the mean nor the sum over its halves: samples affect each other"
+    why = "samples affect each other, or a half draws other random numbers"
+    return f"the loss is neither the mean nor the sum over its halves: {why}"

@@ -93,3 +93,27 @@ def adjoint_solve_that_stops_early():
 @planted("detach", WithoutAdjoint, "forward")
 def equilibrium_layer_without_an_adjoint_solve():
     return WithoutAdjoint(), batch(), squares
+
+
+class Conditioned(nn.Module):
+    """Takes its own estimate, from one pass without a graph, as diffusion models do."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(8, 4)
+
+    def forward(self, x, estimate):
+        return torch.tanh(self.net(torch.cat([x, estimate], 1)))
+
+
+def conditioned_on_itself(model, batch):
+    with torch.no_grad():
+        estimate = model(batch, torch.zeros_like(batch))
+    loss = squares(model(batch, estimate))
+    loss.backward()
+    return loss.detach()
+
+
+@right
+def estimate_that_is_fed_back_once():
+    return conditioned_on_itself, Conditioned(), torch.randn(8, 4)

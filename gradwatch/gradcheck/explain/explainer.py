@@ -279,8 +279,8 @@ def _cut_fault(step: CheckedStep, cuts: Sequence[Cut], place: SourceLine, names:
     text = f"a path to {_listed(names)} is cut at {shown}: its gradient lacks that term"
     if fed_back := next((c for c in cuts if c.place == place and c.feeds_back), None):
         text = (
-            f"a result leaves the graph and goes back into the module that made it: the gradient of {_listed(names)} "
-            "lacks the iterations before"
+            f"a module iterates without a graph, and its result goes back into it: the gradient of {_listed(names)} "
+            "lacks those iterations; let autograd follow them, or solve the adjoint equation in the backward pass"
         )
         place = fed_back.entered if fed_back.entered.file else place
     where = function_at(place, _functions_of_step(step)) or type(step.model).__name__

@@ -36,7 +36,7 @@ class Cut:
         is_outside: Whether a tensor was detached outside of all modules.
         within: Identities of the modules that run without a graph, if one does.
         entered: The line that calls the outermost of them.
-        feeds_back: Whether the value goes back into the module that made it, in the graph: a recurrence or a solver.
+        feeds_back: Whether a module iterates without a graph and its result goes back into it with one: a solver.
     """
 
     place: SourceLine
@@ -89,6 +89,7 @@ class GraphCuts(TorchFunctionMode):
         self._alive: list[Any] = []
         self._runs: dict[int, int] = {}
         self._fed_back: set[int] = set()
+        self._iterated: set[int] = set()
         self._entered = NOWHERE
         self._roots, self._bare_passes, self._backwards = 0, 0, 0
 
@@ -102,6 +103,9 @@ class GraphCuts(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if self._held is None and _writes(name, kwargs) and args and isinstance(args[0], Tensor):
             self.writes.append(Write(args[0].untyped_storage().data_ptr(), calling_place(), self.saved))
+        if func in DETACHING and id(args[0]) in self._outputs and isinstance(result, Tensor):
+            self._outputs[id(result)] = self._outputs[id(args[0])]  # still the output of that module
+            self._alive.append(result)
         if not is_cut:
             return result
         position, self._position = self._position, self._position + 1
@@ -113,9 +117,6 @@ class GraphCuts(TorchFunctionMode):
             within = frozenset(module for module, with_graph in self._stack if not with_graph)
             entered = self._entered if within else NOWHERE
             self.cuts.append(Cut(calling_place(), value, self._purpose(func), source, is_outside, within, entered))
-            if source and isinstance(result, Tensor):  # still the output of that module
-                self._outputs[id(result)] = source
-                self._alive.append(result)
             return result
         if position not in self._held or position >= len(self.cuts):
             return result
@@ -143,7 +144,7 @@ class GraphCuts(TorchFunctionMode):
     def _settle(self) -> None:
         """Mark the cuts that only the whole run shows to be deliberate."""
         for cut in self.cuts:
-            if self._fed_back & (cut.within | {cut.source}):
+            if self._fed_back & self._iterated & cut.within:
                 cut.on_purpose, cut.feeds_back = "", True
             elif not cut.on_purpose and self._runs.get(cut.source, 0) > 1:
                 cut.on_purpose = "the output of one of several passes through a module"
@@ -155,7 +156,7 @@ class GraphCuts(TorchFunctionMode):
         """Start a run: enter the mode, and follow the calls of modules."""
         self._position, self._roots, self._bare_passes, self._backwards = 0, 0, 0, 0
         self._stack, self._runs, self._outputs, self._alive = [], {}, {}, []
-        self._fed_back = set()
+        self._fed_back, self._iterated = set(), set()
         handles = [
             module_hooks.register_module_forward_pre_hook(self._enter),
             module_hooks.register_module_forward_hook(self._leave, always_call=True),
@@ -173,11 +174,10 @@ class GraphCuts(TorchFunctionMode):
         if not self._stack:
             self._roots += 1
             self._bare_passes += not torch.is_grad_enabled()
-        if torch.is_grad_enabled():
-            cut_off = [t for t in tree_leaves(inputs) if isinstance(t, Tensor) and not t.requires_grad]
-            if any(self._outputs.get(id(t)) == id(module) for t in cut_off):
-                self._fed_back.add(id(module))
-        elif all(with_graph for _, with_graph in self._stack):
+        given = [t for t in tree_leaves(inputs) if isinstance(t, Tensor) and not t.requires_grad]
+        if any(self._outputs.get(id(t)) == id(module) for t in given):
+            (self._fed_back if torch.is_grad_enabled() else self._iterated).add(id(module))
+        if not torch.is_grad_enabled() and all(with_graph for _, with_graph in self._stack):
             self._entered = calling_place()
         self._stack.append((id(module), torch.is_grad_enabled()))
         self._runs[id(module)] = self._runs.get(id(module), 0) + 1
