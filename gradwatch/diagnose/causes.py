@@ -96,6 +96,7 @@ class Cause:
         name: Name to show to a person.
         leads: Kinds of findings that can lead to the cause, with the odds against causes outside the table.
         explains: Further kinds that follow from the cause, with the odds that each kind adds.
+        announced_by: Kinds of notes that may precede the cause by any number of steps, and belong to it.
         requires: Conditions without which the cause is ruled out.
         excludes: Conditions that rule the cause out.
         conditions: Conditions that make the cause likelier, or less likely, with their odds.
@@ -110,6 +111,7 @@ class Cause:
     name: str
     leads: Mapping[str, float]
     explains: Mapping[str, float] = field(default_factory=dict)
+    announced_by: frozenset[str] = frozenset()
     requires: frozenset[Condition] = frozenset()
     excludes: frozenset[Condition] = frozenset()
     conditions: Mapping[Condition, float] = field(default_factory=dict)
@@ -463,6 +465,7 @@ CAUSES: tuple[Cause, ...] = (
             "exploding-gradient": 1.2,
             "loss-scale-collapse": 2,
         },
+        announced_by=frozenset({"unstable-formula"}),
         excludes=frozenset({Condition.EMPTY_MEAN}),
         conditions={
             Condition.CALM: 3,

@@ -119,6 +119,7 @@ def _candidate(
             # max: a further symptom never makes a cause less likely
             odds *= max(1.0, cause.explains.get(kind, cause.leads.get(kind, 1.0)))
             explained += later
+    explained += [f for f in left if f.kind in cause.announced_by and f.step <= leading.step]
     explained.sort(key=lambda f: (f is not leading, f.kind != leading.kind, f.step, -f.severity))
     return _Candidate(cause, tuple(explained), odds)
 

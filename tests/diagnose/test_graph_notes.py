@@ -2,6 +2,7 @@
 
 from gradwatch.detect.gradients.no_gradient import NoGradient
 from gradwatch.detect.numerics.non_finite import NonFinite
+from gradwatch.detect.numerics.unstable_formula import UnstableFormula
 from gradwatch.diagnose.rank import diagnose
 from gradwatch.events import CUT, LOG_OF_SOFTMAX, SINGULAR
 from gradwatch.history.synthetic.builder import Synthetic
@@ -49,3 +50,12 @@ def test_the_cut_is_told_that_the_silent_layers_lie_in():
 
     assert all("cut between layers.1 and layers.2" in text for text in because)
     assert not any("layers.9" in text for text in because)
+
+
+def test_a_note_on_a_formula_long_before_its_nan_belongs_to_the_diagnosis_of_the_nan():
+    made = Synthetic(steps=200).non_finite(step=150, lasting=True).add_event(LOG_OF_SOFTMAX, step=0, text="log(0)")
+
+    (diagnosis,) = diagnose(redetect(made.history(), [NonFinite(), UnstableFormula()]))
+
+    assert diagnosis.cause_id == "singular-formula"
+    assert [f.kind for f in diagnosis.findings] == ["non-finite", "unstable-formula"]

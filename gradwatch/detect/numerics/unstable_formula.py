@@ -49,10 +49,14 @@ class UnstableFormula:
     every: int = 5
 
     def detect(self, history: History) -> Iterator[Finding]:
-        """Yield a finding for each formula, with the layers that it follows."""
-        places: dict[str, list[Event]] = {}
+        """Yield a finding for each formula, or formulas of one layer, with the layers that it follows."""
+        by_layer: dict[str | None, list[Event]] = {}
         for event in (event for kind in (LOG_OF_SOFTMAX, UNSTABLE) for event in events_of(history, kind)):
-            places.setdefault(event.text, []).append(event)
+            by_layer.setdefault(event.layer, []).append(event)
+        # a layer has one finding of a kind
+        places: dict[str, list[Event]] = {}
+        for found in by_layer.values():
+            places.setdefault("; ".join(dict.fromkeys(e.text for e in found)), []).extend(found)
         for text, events in places.items():
             layers = tuple(dict.fromkeys(event.layer for event in events if event.layer))
             after = f" (after {layers[0]}{f' and {len(layers) - 1} more' if layers[1:] else ''})" if layers else ""

@@ -45,5 +45,16 @@ def test_several_formulas_of_one_layer_are_named_in_one_note():
     assert "torch.linalg.vector_norm(x, dim=-1)" in finding.message
 
 
+def test_a_likelihood_by_hand_has_both_of_its_logarithms_in_one_note():
+    def loss_of(scores, labels):
+        p, y = scores.sigmoid(), F.one_hot(labels, 4)
+        return -(y * p.log() + (1 - y) * (1 - p).log()).mean()
+
+    (finding,) = trained(loss_of).findings()
+
+    assert "use log_softmax or logsigmoid" in finding.message
+    assert "use torch.nn.functional.logsigmoid(-x)" in finding.message
+
+
 def test_the_fused_loss_has_no_note():
     assert not trained(F.cross_entropy).findings()
