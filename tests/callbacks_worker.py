@@ -1,5 +1,6 @@
 """Two processes train a small model with a plain DDP loop, and again with the trainers of other libraries."""
 
+import importlib
 import importlib.util
 import os
 
@@ -105,8 +106,28 @@ def transformers(rank, run):
 
 
 def lightning(rank, run):
-    from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.strategies import DDPStrategy
+
+    return fit(rank, run, strategy=DDPStrategy(process_group_backend="gloo"))
+
+
+def lightning_sharded(rank, run):
+    from lightning.pytorch.strategies import ModelParallelStrategy
+    from torch.distributed.fsdp import fully_shard
+
+    def shard(module):
+        mesh = module.device_mesh["data_parallel"]
+        for layer in module.model.net:
+            if isinstance(layer, nn.Linear):
+                fully_shard(layer, mesh=mesh)
+        fully_shard(module.model, mesh=mesh)
+
+    sizes = {"data_parallel_size": 2, "tensor_parallel_size": 1}
+    return fit(rank, run, strategy=ModelParallelStrategy(process_group_backend="gloo", **sizes), shard=shard)
+
+
+def fit(rank, run, *, strategy, shard=None):
+    from lightning.pytorch import LightningModule, Trainer
 
     from gradwatch.callbacks.lightning import Watch
 
@@ -114,6 +135,10 @@ def lightning(rank, run):
         def __init__(self):
             super().__init__()
             self.model = Regression()
+
+        def configure_model(self):
+            if shard:
+                shard(self)
 
         def training_step(self, batch, index):
             return self.model(**batch)["loss"]
@@ -125,7 +150,7 @@ def lightning(rank, run):
     trainer = Trainer(
         accelerator="cpu",
         devices=2,
-        strategy=DDPStrategy(process_group_backend="gloo"),
+        strategy=strategy,
         max_steps=STEPS,
         gradient_clip_val=LIMIT,
         use_distributed_sampler=False,
@@ -139,7 +164,26 @@ def lightning(rank, run):
     return watch.monitor
 
 
-TRAINS = {"plain": plain, "accelerate": accelerate, "transformers": transformers, "lightning": lightning}
+TRAINS = {
+    "plain": plain,
+    "accelerate": accelerate,
+    "transformers": transformers,
+    "lightning": lightning,
+    "lightning_sharded": lightning_sharded,
+}
+
+
+def installed():
+    """Return the names of the trainings that can run here."""
+    names = [name for name in TRAINS if name == "plain" or importlib.util.find_spec(name.partition("_")[0])]
+    can_shard = hasattr(torch.cpu.Stream, "record_event")  # an older torch shards no model on a CPU
+    return [name for name in names if can_shard or name != "lightning_sharded"]
+
+
+def import_libraries():
+    """Import the callbacks of the libraries that are installed."""
+    for library in {name.partition("_")[0] for name in installed()} - {"plain"}:
+        importlib.import_module(f"gradwatch.callbacks.{library}")
 
 
 def train_all(rank, folder, port):
@@ -155,10 +199,8 @@ def train_all(rank, folder, port):
     }
     dist.init_process_group("gloo")
     said = {}
-    for name, train in TRAINS.items():
-        if name != "plain" and not importlib.util.find_spec(name):
-            continue
-        monitor = train(rank, folder / name)
+    for name in installed():
+        monitor = TRAINS[name](rank, folder / name)
         history = monitor.history
         said[name] = {
             "before_T": history["grad_norm.before_clip"].tolist(),

@@ -124,6 +124,12 @@ class Group:
             dist.destroy_process_group()
 
 
+def check_configs():
+    """Check a config with each part, which reads the sources of all classes that a config can name."""
+    for change in (EXACT, SHARDED, HYBRID, SPOILT):
+        config_of("", change=change)
+
+
 def train_all(rank, folder):
     """Save and resume each training that this rank has a part in."""
     stream = {

@@ -7,8 +7,8 @@ from torch.nn.functional import cross_entropy
 
 BASE = {
     "model": {"name": "mlp", "depth": 4, "width": 16, "normalization": "layer"},
-    # 1,438 samples: the last batch of an epoch has 13, which 2 or 4 ranks share unevenly, and ends a shorter step
-    "data": {"name": "digits", "batch_size": 95},
+    # 1,438 samples: the last batch of an epoch has 17, which 2 or 4 ranks share unevenly, and ends a shorter step
+    "data": {"name": "digits", "batch_size": 203},
     "optim": {"name": "adamw", "lr": 3e-3},
     "train": {
         "epochs": 2,
@@ -35,10 +35,10 @@ STOPPED = {
 # the first step overflows, and the next ones have torch's default scale
 SCALED = {"train": {"precision": "fp16", "scaler": {"init_scale": 2.0**40, "backoff_factor": 2.0**-24}}}
 HALF = {"train": {"precision": "bf16", "activation_checkpointing": "sqrt"}}
-BATCH_NORM = {"model": {"normalization": "batch"}, "train": {"precision": "bf16"}}
+BATCH_NORM = {"model": {"normalization": "batch"}, "optim": {"lr": 1e-2}, "train": {"precision": "bf16"}}
 FRAGILE = {"loss": {"target": "parallel_worker:Fragile", "name": None}}
 
-NAN_AT = 4
+NAN_AT = 1
 
 
 class Fragile:
@@ -83,6 +83,12 @@ def config_of(case, out):
     from gradwatch.config.sections.root import Config
 
     return Config.model_validate(merged(BASE, case, {"run": {"out": str(out)}}))
+
+
+def check_configs():
+    """Check each config, which reads the sources of all classes that a config can name."""
+    for name, case in (EQUAL_ON_TWO | OTHERS_ON_TWO | EQUAL_ON_FOUR).items():
+        config_of(case, name)
 
 
 def train_all(rank, folder):

@@ -6,7 +6,6 @@ An import of torch and gradwatch takes 7 s of CPU, which each of the ranks would
 import contextlib
 import faulthandler
 import gc
-import importlib
 import json
 import os
 import pickle
@@ -41,7 +40,7 @@ def run_ranks(
     *args: Any,
     ranks: int,
     killed: Sequence[int] = (),
-    imports: Sequence[str] = (),
+    prepare: Callable[[], object] | None = None,
     timeout_s: float = 280,
 ) -> list[Ended]:
     """Call `function(rank, *args)` in one process for each rank, and return what each has left.
@@ -53,12 +52,13 @@ def run_ranks(
         *args: Its further arguments, which can be pickled, too.
         ranks: Number of ranks.
         killed: Ranks that are expected to be killed. All others must end without an error.
-        imports: Modules to import before the ranks are forked, next to the module of the function.
+        prepare: Called before the ranks are forked, to import and to read what all of them need. It runs no backward
+            pass, whose threads a fork would lose.
         timeout_s: Seconds after which all ranks are killed.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "call.pickle").write_bytes(pickle.dumps((function, args, ranks, imports)))
+        (folder / "call.pickle").write_bytes(pickle.dumps((function, args, ranks, prepare)))
         with subprocess.Popen([*warm_python.command(), __file__, name]) as leader:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 leader.wait(timeout_s)
@@ -80,9 +80,9 @@ def _ended(folder: Path, rank: int) -> Ended:
 
 def _lead(folder: Path) -> None:
     """Fork the ranks, and write their exit codes."""
-    function, args, ranks, imports = pickle.loads((folder / "call.pickle").read_bytes())
-    for name in imports:
-        importlib.import_module(name)
+    function, args, ranks, prepare = pickle.loads((folder / "call.pickle").read_bytes())
+    if prepare:
+        prepare()
     gc.freeze()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("the ranks took too long"))
     alive, codes = {}, {}

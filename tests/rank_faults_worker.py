@@ -13,7 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import gradwatch
+from gradwatch.monitor.setup import own_sinks
 
+NO_SINKS = {"html": {"enabled": False}, "tensorboard": {"enabled": False}}
 STEPS = 48
 LATE = 20
 TEACHER = torch.randn(10, 4, generator=torch.Generator().manual_seed(5))
@@ -70,7 +72,7 @@ class Training:
         pass
 
     def run(self, folder):
-        sinks = {} if type(self) is Training else {name: {"enabled": False} for name in ("html", "tensorboard")}
+        sinks = {} if type(self) is Training else NO_SINKS
         with gradwatch.watch(self.model, self.optimizer, run=folder, on_finding=None, sinks=sinks) as monitor:
             for step in range(self.steps):
                 x, y = self.batch(step)
@@ -416,6 +418,11 @@ REMEDIES = {
     "seed_by_rank": [(SameDropout, Dropout)],
 }
 """By remedy: pairs of a faulty case and of the healthy case that differs from it by this remedy only."""
+
+
+def check_settings():
+    """Check the settings of sinks, which reads the sources of all of them."""
+    own_sinks.check_sinks(NO_SINKS, has_directory=True)
 
 
 def train_all(rank, folder):

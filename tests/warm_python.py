@@ -107,9 +107,11 @@ def import_much():
     import torch.distributed.fsdp
 
     import gradwatch.cli.train
-    import gradwatch.train
+    import gradwatch.train.loop
+    from gradwatch.detect import detectors
 
     assert gradwatch.train
+    detectors({})
     gc.collect()
     gc.freeze()
 

@@ -76,7 +76,7 @@ class Watch(Callback):
         """Read the gradients, after unscaling and before clipping."""
         # LBFGS calls its closure several times per step, so most of these gradients are not used for the update
         if self.monitor and not isinstance(optimizer, LBFGS):
-            self.monitor.observe(optimizer)
+            self.monitor.observe(optimizer, needs_norm=False)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

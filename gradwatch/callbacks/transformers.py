@@ -78,7 +78,7 @@ class Watch(TrainerCallback, ExportableState):
         self._losses.append(loss)
         # gradients are complete only after the last micro-batch
         if accelerator.sync_gradients:
-            self.monitor.observe()
+            self.monitor.observe(needs_norm=False)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Record the step."""

@@ -46,8 +46,7 @@ class Monitor:
 
     The loop calls `step()` once after each optimizer step. Hooks of the optimizers read the gradients just before an
     update, or just before torch's functions clip them. A loop that clips by hand calls `observe()` before it clips, or
-    passes the norm before clipping to `step`.
-    The layout of the row is fixed at construction, so parameters that are added later are not in it.
+    passes the norm before clipping to `step`. Parameters that are added after construction are not watched.
 
     No failure of the monitor stops the training: a feature that raises several times in a row is disabled with one
     RuntimeWarning. Mistakes that the user can fix are raised as `GradwatchError`.
@@ -147,19 +146,20 @@ class Monitor:
         """The optimizer step in progress."""
         return self._full_path.next_step
 
-    def observe(self, optimizer: Optimizer | None = None) -> float:
+    def observe(self, optimizer: Optimizer | None = None, *, needs_norm: bool = True) -> float:
         """Measure the present gradients and return their total L2 norm.
 
         Call it when the gradients are complete, before any clipping. The norm is NaN or Inf if a gradient contains NaN
-        or Inf. If parameters are sharded over processes, all of them must make the call, as with `clip_grad_norm_`.
+        or Inf. If parameters are sharded over processes, the norm needs a collective, so all must make the call.
 
         Args:
             optimizer: The optimizer of the gradients; by default, all optimizers that have not stepped yet.
+            needs_norm: Whether the norm is needed; if not, the call needs no collective, and may return nan.
         """
         norm = self._observe()
         if norm is None:
             self._collector.leave_fast_path()
-            norm = self._collector.observe(optimizer)
+            norm = self._collector.observe(optimizer, needs_norm=needs_norm)
         return norm
 
     def step(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
@@ -39,6 +39,9 @@ from gradwatch.train.evaluate import check_metrics
 from gradwatch.train.parallel import recording, shared_checkpoint
 from gradwatch.train.parallel.ranks import Ranks, is_first
 from gradwatch.train.training_state import TrainingState, machine
+
+HOOK_VARIANTS = 3
+"""Ways in which a hook on an activation acts: it reads the first micro-batch, a later one, or none."""
 
 
 @final
@@ -104,6 +107,8 @@ class Session:
             _warn_about_batch_norm(self.model, config.train, ranks)
             _warn_about_warmup(config, training)
         training.compile()
+        if self.monitor and config.train.compile_options is not None:
+            stack.enter_context(_room_for_variants())
         if self.progress.step == self.total_steps and not self.is_rerun:
             warnings.warn(
                 f"the run has made all of its {self.total_steps:,} steps; {training.resume_hint}", stacklevel=2
@@ -288,6 +293,19 @@ class Session:
         groups = len(self.optimizer.param_groups)
         writer, history = recording.open_history(info, saved, folder=folder, step=self.progress.step, groups=groups)
         return history, writer
+
+
+@contextlib.contextmanager
+def _room_for_variants() -> Iterator[None]:
+    """Let torch compile each function of a watched model for as many inputs as that of an unwatched one.
+
+    torch compiles a function again if its hooks act otherwise, and leaves it uncompiled, with a warning, after 8 times.
+    All blocks of a sharded model share one function.
+    """
+    from torch._dynamo import config
+
+    with config.patch(recompile_limit=HOOK_VARIANTS * config.recompile_limit):
+        yield
 
 
 def _recorder(config: Config, directory: Path) -> Snapshotter | None:

@@ -1,6 +1,5 @@
 """Two processes train with each library: the norms are those of a plain DDP loop with equal data, after the average."""
 
-import importlib.util
 import socket
 from pathlib import Path
 
@@ -23,9 +22,22 @@ def trained(tmp_path_factory):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
-    libraries = [f"gradwatch.callbacks.{name}" for name in callbacks_worker.TRAINS if importlib.util.find_spec(name)]
-    ended = run_ranks(callbacks_worker.train_all, folder, port, ranks=2, imports=libraries)
+    ended = run_ranks(callbacks_worker.train_all, folder, port, ranks=2, prepare=callbacks_worker.import_libraries)
     return folder, [each.said for each in ended]
+
+
+def test_lightning_with_sharded_parameters_records_the_norms_of_a_plain_loop(trained):
+    folder, ranks = trained
+    if "lightning_sharded" not in ranks[0]:
+        pytest.skip("lightning is not installed, or this torch shards no model on a CPU")
+
+    plain, own = ranks[0]["plain"], ranks[0]["lightning_sharded"]
+    np.testing.assert_allclose(own["before_T"], plain["before_T"], rtol=1e-5)
+    np.testing.assert_allclose(own["after_T"], np.minimum(plain["before_T"], LIMIT), rtol=1e-4)
+    np.testing.assert_allclose(own["norm_TL"], plain["norm_TL"], rtol=1e-5)
+    np.testing.assert_allclose(own["loss_T"], plain["loss_T"], rtol=1e-5)
+    assert own["findings"] == []
+    assert list(gradwatch.load_run(folder / "lightning_sharded").ranks) == [0, 1]
 
 
 @pytest.mark.parametrize("library", ["accelerate", "transformers", "lightning"])

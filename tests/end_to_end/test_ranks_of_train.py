@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from parallel_worker import EQUAL_ON_FOUR, EQUAL_ON_TWO, NAN_AT, config_of, merged, train_all
+from parallel_worker import EQUAL_ON_FOUR, EQUAL_ON_TWO, NAN_AT, check_configs, config_of, merged, train_all
 from processes import run_ranks
 
 import gradwatch
@@ -15,13 +15,13 @@ PARAM = ("grad.l2", "grad.absmax", "weight.l2")
 TOLERANCE = 1e-5
 """Relative; ranks add up float32 numbers in another order."""
 HALF_TOLERANCE = {"fsdp2-half": 0.05, "fsdp2-scaled": 0.05}
-"""The same for gradients in bfloat16 and float16, of which a sum over 12 steps of an optimizer is compared."""
+"""The same for gradients in bfloat16 and float16, of which a sum over 6 steps of an optimizer is compared."""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    run_ranks(train_all, folder, ranks=4)
+    run_ranks(train_all, folder, ranks=4, prepare=check_configs)
     return folder
 
 

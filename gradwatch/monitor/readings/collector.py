@@ -157,15 +157,15 @@ class Collector:
         for tracker in self._trackers:
             tracker.is_updated = updated
 
-    def observe(self, optimizer: Optimizer | None = None) -> float:
-        """Read the gradients of an optimizer, or of all that have not stepped yet, and return the total norm."""
+    def observe(self, optimizer: Optimizer | None = None, *, needs_norm: bool = True) -> float:
+        """Read the gradients of an optimizer, or of all that have not stepped yet, and return the total norm or nan."""
         began = time.perf_counter()
         if optimizer is None:
             trackers = [tracker for tracker in self._trackers if not tracker.is_updated] or self._trackers
         else:
             asked = (optimizer, getattr(optimizer, "optimizer", None))  # a wrapper holds the watched optimizer
             trackers = [tracker for tracker in self._trackers if tracker.optimizer in asked]
-        norm = math.hypot(*[self.updates.observe(tracker) for tracker in trackers])
+        norm = math.hypot(*[self.updates.observe(tracker, needs_norm=needs_norm) for tracker in trackers])
         if self.is_due and not self._context.is_hooked:  # no hook comes between this call and the update
             for tracker in trackers:
                 self.updates.keep_weights(tracker)

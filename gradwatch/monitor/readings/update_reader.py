@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, final
@@ -122,9 +123,13 @@ class UpdateReader:
                 tracker.read_clipped()
         tracker.keep_captured()
 
-    def observe(self, tracker: OptimizerTracker) -> float:
-        """Read the present gradients, and return their total norm."""
-        norm = self._observed_norm(tracker)  # None if the probe is disabled, but the loop needs a norm
+    def observe(self, tracker: OptimizerTracker, *, needs_norm: bool) -> float:
+        """Read the present gradients, and return their total norm if it is needed, else nan."""
+        if needs_norm:
+            norm = self._observed_norm(tracker)  # None if the probe is disabled, but the loop needs a norm
+        else:
+            norm = math.nan
+            self._read_gradients(tracker)
         tracker.clipping.begin(is_noticed=False)
         tracker.is_observed = True
         return tracker.norm_without_probe() if norm is None else norm

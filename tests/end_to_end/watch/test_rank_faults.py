@@ -58,7 +58,7 @@ HEALTHY = (
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    run_ranks(rank_faults_worker.train_all, folder, ranks=2, killed=(1,))
+    run_ranks(rank_faults_worker.train_all, folder, ranks=2, killed=(1,), prepare=rank_faults_worker.check_settings)
     return folder
 
 

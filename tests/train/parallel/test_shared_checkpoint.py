@@ -29,7 +29,7 @@ def trained(tmp_path_factory):
     """Return a function from the name of a case in `checkpoint_worker` to its run directory."""
     folder = tmp_path_factory.mktemp("ranks")
     (folder / "lines.txt").write_text("".join(f"line {i} of {i * i}\n" for i in range(100)))
-    run_ranks(checkpoint_worker.train_all, folder, ranks=4)
+    run_ranks(checkpoint_worker.train_all, folder, ranks=4, prepare=checkpoint_worker.check_configs)
     return lambda name: next((folder / name).glob("*/"))
 
 
@@ -166,7 +166,7 @@ def test_a_step_of_a_rank_is_traced_to_its_operation_and_sample(trained, capsys)
     assert said["located"]["samples_in_data"] == [BAD_SAMPLE]
     assert said["located"]["operation"]["module"] == "blocks.0.linear"
     assert said["located"]["operation"]["file"].endswith("mlp.py")
-    confirmed = next(d for d in load_run(run).diagnoses if "rank" in d.cause_id).code
+    confirmed = next(d for d in load_run(run).diagnoses if "rank" in d.cause_id).confirm_code
     assert confirmed == f"gradwatch replay {run} --rank 1 --step {BAD_STEP}"
 
 
