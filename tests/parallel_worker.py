@@ -35,6 +35,7 @@ STOPPED = {
 # the first step overflows, and the next ones have torch's default scale
 SCALED = {"train": {"precision": "fp16", "scaler": {"init_scale": 2.0**40, "backoff_factor": 2.0**-24}}}
 HALF = {"train": {"precision": "bf16", "activation_checkpointing": "sqrt"}}
+COMPILED = {"model": {"depth": 2}, "train": {"epochs": None, "steps": 2, "compile": {"backend": "eager"}}}
 BATCH_NORM = {"model": {"normalization": "batch"}, "optim": {"lr": 1e-2}, "train": {"precision": "bf16"}}
 FRAGILE = {"loss": {"target": "parallel_worker:Fragile", "name": None}}
 
@@ -71,6 +72,7 @@ EQUAL_ON_TWO = {
     "fsdp2-sum-one-sample-last": merged(FSDP2, ONE_SAMPLE_LAST, SUM),
     "fsdp2-scaled": merged(FSDP2, SCALED),
     "fsdp2-half": merged(FSDP2, HALF),
+    "fsdp2-compiled": merged(FSDP2, COMPILED),
 }
 OTHERS_ON_TWO = {
     "fsdp2-batch-norm": merged(FSDP2, BATCH_NORM),

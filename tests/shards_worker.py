@@ -44,6 +44,8 @@ def train(model, kind, *, run=None, share=slice(None), is_watched=True):
         optimizer.zero_grad()
         loss = (model(x[share]) - x[share, :4].sin()).square().mean()
         loss.backward()
+        if monitor is not None and kind == "fsdp":
+            monitor.observe(needs_norm=False)
         norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5, foreach=False)
         optimizer.step()
         if monitor is not None:
