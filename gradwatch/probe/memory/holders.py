@@ -6,7 +6,7 @@ import ast
 import inspect
 import linecache
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
@@ -116,7 +116,8 @@ def _tensors(
         return
     if not depth:
         return
-    if isinstance(value, Mapping):
+    # not any mapping: the values of a user's own may be computed or loaded
+    if isinstance(value, dict):
         items: list[Any] = [item for item, _ in zip(value.values(), range(MAX_ITEMS), strict=False)]
     elif isinstance(value, (list, tuple, set, deque)):
         items = [item for item, _ in zip(value, range(MAX_ITEMS), strict=False)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, final
@@ -94,7 +95,9 @@ class OutputGraphs:
             self._marks.mark(loss.grad_fn, step)
         if self._marks.is_over(step):
             if steps := self._marks.kept_steps():
-                holder = find_holder(self._models, self._marks.keeps)
+                holder = None
+                with contextlib.suppress(Exception):  # of any kind: the variables hold objects of any kind
+                    holder = find_holder(self._models, self._marks.keeps)
                 by = f" by {holder}" if holder else ""
                 yield GRAPH_KEPT.observe(values={"since": steps[0], "steps": len(steps)}, by=by)
             self._marks.end()

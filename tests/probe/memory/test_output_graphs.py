@@ -414,6 +414,25 @@ def test_a_gan_with_two_losses_raises_no_alarm():
     assert [event.text for event in monitor.history.events if event.kind in MEMORY] == []
 
 
+class Unreadable:
+    """An object that refuses to be looked at."""
+
+    @property
+    def __dict__(self):
+        raise RuntimeError("not now")
+
+
+def test_a_variable_that_cannot_be_looked_at_costs_the_place_and_not_the_finding():
+    unreadable = Unreadable()
+    loop = Loop()
+    kept_losses(loop)
+    loop.monitor.close()
+
+    (event,) = [event for event in loop.monitor.history.events if event.kind == "graph-kept"]
+    assert event.text == "the autograd graph of every step since step 2 is kept in memory"
+    assert unreadable
+
+
 def evaluate(loop):
     loop.net.eval()
     loss = sum(loop.loss() for _ in range(4))
