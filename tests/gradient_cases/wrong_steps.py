@@ -285,3 +285,29 @@ def penalty_without_its_half(model, batch):
 @planted("missing_term", penalty_without_its_half)
 def weight_decay_by_hand_without_its_two():
     return penalty_without_its_half, classifier(), labelled()
+
+
+class Recurrent(nn.Module):
+    """A recurrent network that returns its last state."""
+
+    def __init__(self):
+        super().__init__()
+        self.cells, self.out = nn.GRU(3, 4, batch_first=True), nn.Linear(4, 1)
+
+    def forward(self, x, state=None):
+        values, state = self.cells(x, state)
+        return self.out(values), state
+
+
+def chunks_with_a_copied_state(model, batch):
+    state, total = None, 0.0
+    for part in batch.chunk(3, 1):
+        values, state = model(part, state)
+        state = state.detach().clone()  # mistake
+        total = total + values.pow(2).mean()
+    return total / 3
+
+
+@planted("detach", chunks_with_a_copied_state)
+def state_that_is_detached_and_copied_between_chunks():
+    return chunks_with_a_copied_state, Recurrent(), torch.randn(6, 9, 3)

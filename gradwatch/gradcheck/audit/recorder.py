@@ -19,7 +19,7 @@ from gradwatch.errors import is_users
 from gradwatch.gradcheck.audit.events import InputMemory, StepEvent, TensorCopies
 from gradwatch.gradcheck.audit.losses import LossCalls
 from gradwatch.gradcheck.audit.result import NOWHERE, CodeLine
-from gradwatch.gradcheck.stepping.step import ENGINE
+from gradwatch.gradcheck.stepping.engine import ENGINE, PLACES, is_inner_pass
 from gradwatch.probe.device.sync import to_float
 
 CLIPS = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_")
@@ -92,9 +92,8 @@ class EventRecorder:
 
     def _patches(self) -> Iterator[tuple[Any, str, Callable[[Callable[..., Any]], Callable[..., Any]]]]:
         """Yield owner, name and wrapper of each function to replace."""
-        for place in (torch.autograd, torch.autograd.graph):
-            if hasattr(place, ENGINE):
-                yield place, ENGINE, self._around_backward
+        for place in PLACES:
+            yield place, ENGINE, self._around_backward
         yield Optimizer, "zero_grad", self._around_zero
         yield nn.Module, "zero_grad", self._around_zero
         yield torch.amp.GradScaler, "scale", self._around_scale
@@ -118,8 +117,7 @@ class EventRecorder:
 
     def _around_backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
         def backward(roots: Any, *args: Any, **options: Any) -> Any:
-            is_inner = torch._C._current_graph_task_id() != -1  # a checkpoint that recomputes
-            if is_inner or not options.get("accumulate_grad", False):
+            if is_inner_pass() or not options.get("accumulate_grad", False):
                 return run(roots, *args, **options)
             before = self.snapshot()
             nodes = [r.grad_fn for r in roots if isinstance(r, Tensor) and r.grad_fn is not None]
@@ -265,7 +263,7 @@ class EventRecorder:
         self.events.append(event)
 
     def _on_forward(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch._C._current_graph_task_id() != -1:
+        if is_inner_pass():
             return
         first = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
         if first is not None and first.layout == torch.strided and first.numel():

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import dataloader
@@ -26,13 +25,12 @@ from gradwatch.gradcheck.audit.losses import LossCalls
 from gradwatch.gradcheck.audit.recorder import EventRecorder
 from gradwatch.gradcheck.audit.result import StepAudit
 from gradwatch.gradcheck.audit.windows import is_zero, windows
-from gradwatch.gradcheck.stepping.step import ENGINE
+from gradwatch.gradcheck.stepping.engine import backward_engine, is_inner_pass, put_engine
 
 UPDATES = 2
 """Updates to record: the second shows what the first leaves behind."""
 MAX_PASSES = 128
 """Backward passes to record at most: each keeps copies of the gradients."""
-PLACES = (torch.autograd, torch.autograd.graph)
 
 
 def audit_script(script: Path, arguments: Sequence[str], *, allow: Collection[str]) -> StepAudit:
@@ -71,7 +69,7 @@ class _Recording:
 
     def __init__(self) -> None:
         self._recorder: EventRecorder | None = None
-        self._engine: Any = getattr(torch.autograd.graph, ENGINE)
+        self._engine: Any = backward_engine()
         self._calls = LossCalls()
         self._drawn: list[Any] = []
         self._stack = contextlib.ExitStack()
@@ -93,9 +91,9 @@ class _Recording:
             return batch
 
         with self._calls, self._stack:
-            self._stack.callback(_put_engine, engine)
+            self._stack.callback(put_engine, engine)
             self._stack.callback(setattr, loaders, "__next__", draw)
-            _put_engine(self._backward)
+            put_engine(self._backward)
             loaders.__next__ = drawn
             yield
 
@@ -131,7 +129,7 @@ class _Recording:
         return [case for case in found if case.windows] or found[:1]
 
     def _backward(self, roots: Any, *args: Any, **options: Any) -> Any:
-        if torch._C._current_graph_task_id() == -1 and options.get("accumulate_grad", False):
+        if not is_inner_pass() and options.get("accumulate_grad", False):
             if self._recorder is None:
                 self._begin(roots)
             elif self._is_complete(self._recorder):
@@ -161,21 +159,15 @@ class _Recording:
             caller=audit_script.__code__,
             calls=self._calls,
         )
-        _put_engine(self._engine)
+        put_engine(self._engine)
         self._stack.enter_context(self._recorder.recording())
-        self._engine = getattr(torch.autograd.graph, ENGINE)
-        _put_engine(self._backward)
+        self._engine = backward_engine()
+        put_engine(self._backward)
 
     def _is_complete(self, recorder: EventRecorder) -> bool:
         passes = sum(e.kind == "backward" for e in recorder.events)
         made = [e.owner for e in recorder.events if e.kind == "update"]
         return passes >= MAX_PASSES or all(sum(o is owner for owner in made) >= UPDATES for o in self._optimizers)
-
-
-def _put_engine(run: Any) -> None:
-    for place in PLACES:
-        if hasattr(place, ENGINE):
-            setattr(place, ENGINE, run)
 
 
 def _has_gradient(events: Sequence[Any], index: int) -> bool:

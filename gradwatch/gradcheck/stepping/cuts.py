@@ -17,9 +17,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gradwatch.errors import is_users
 from gradwatch.gradcheck.source import NOWHERE, SourceLine, source_of
+from gradwatch.gradcheck.stepping.engine import is_inner_pass
 from gradwatch.gradcheck.stepping.function_calls import CallLog
 
 DETACHING = (Tensor.detach, vars(torch._C.TensorBase)["data"].__get__)
+CARRYING = frozenset(("clone", "contiguous", "to", "float", "double", "requires_grad_", "view", "reshape", "flatten"))
+"""Operations whose result has the values of their first argument."""
 TO_PYTHON = (Tensor.item, Tensor.__float__, Tensor.tolist)
 
 
@@ -95,7 +98,7 @@ class GraphCuts(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation, and record or replace its result."""
-        if self._log.depth or torch._C._current_graph_task_id() != -1:
+        if self._log.depth or is_inner_pass():
             return func(*args, **(kwargs or {}))
         self._backwards += func is Tensor.backward
         is_cut = _cuts(func, args) and not (self._fills and self._keeps_account(args))
@@ -103,9 +106,8 @@ class GraphCuts(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if self._held is None and _writes(name, kwargs) and args and isinstance(args[0], Tensor):
             self.writes.append(Write(args[0].untyped_storage().data_ptr(), calling_place(), self.saved))
-        if func in DETACHING and id(args[0]) in self._outputs and isinstance(result, Tensor):
-            self._outputs[id(result)] = self._outputs[id(args[0])]  # still the output of that module
-            self._alive.append(result)
+        if args and (func in DETACHING or name in CARRYING):
+            self._carry(args[0], result)
         if not is_cut:
             return result
         position, self._position = self._position, self._position + 1
@@ -124,6 +126,13 @@ class GraphCuts(TorchFunctionMode):
         if name.endswith("_") and not name.endswith("__") and isinstance(result, Tensor):
             return result.copy_(kept)
         return tree_map_only(Tensor, lambda t: t.clone(), kept)
+
+    def _carry(self, value: Any, result: Any) -> None:
+        """Count a tensor with the values of another one as the output of the same module."""
+        source = self._outputs.get(id(value))
+        if source is not None and isinstance(result, Tensor):
+            self._outputs[id(result)] = source
+            self._alive.append(result)
 
     def _keeps_account(self, args: Any) -> bool:
         """Return whether a cut is that of a number outside of modules, in a step that runs its own backward pass."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.utils._pytree import tree_leaves
 
+from gradwatch.gradcheck.stepping.engine import is_inner_pass
 from gradwatch.gradcheck.stepping.tensors import copied, dense, inner, is_continuous
 from gradwatch.state.rng import random_state
 
@@ -108,7 +109,7 @@ class CallLog:
     def forward(self, function: type[Function], original: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Run the forward of a Function, recorded or held."""
         # nested, or recomputed by a checkpoint, or under vmap and its like
-        inside = self.depth or torch._C._current_graph_task_id() != -1 or torch._C._are_functorch_transforms_active()
+        inside = self.depth or is_inner_pass() or torch._C._are_functorch_transforms_active()
         ctx, given = (args[0], args[1:]) if takes_ctx(function) else (None, args)
         if inside:
             return original(*args)

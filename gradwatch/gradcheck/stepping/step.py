@@ -16,15 +16,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gradwatch.errors import GradwatchError
+from gradwatch.gradcheck.stepping.engine import CREATE_GRAPH, backward_engine, is_inner_pass, put_engine
 from gradwatch.gradcheck.stepping.surroundings import Surroundings
 from gradwatch.gradcheck.stepping.tensors import dense, is_continuous, random_like, scale_of, widened
 from gradwatch.probe.device.sync import to_float
 
 Call = Callable[..., Any]
-ENGINE = "_engine_run_backward"
-"""Function of torch that every backward pass goes through."""
-CREATE_GRAPH = 3
-"""Position of its argument `create_graph`."""
 
 
 @final
@@ -283,27 +280,24 @@ class PassCount:
 def counted(model: nn.Module | None, samples: int) -> Iterator[PassCount]:
     """Count the passes that are started inside."""
     count = PassCount(samples=samples)
-    engine = getattr(torch.autograd, ENGINE)
+    engine = backward_engine()
 
     def run(*args: Any, **options: Any) -> Any:
-        if torch._C._current_graph_task_id() == -1:  # not the recomputation of a checkpoint
+        if not is_inner_pass():
             count.backwards += 1
             count.with_graph += len(args) > CREATE_GRAPH and bool(args[CREATE_GRAPH])
         return engine(*args, **options)
 
     def passed(_: Any, inputs: Any) -> None:
         sizes = [t.shape[0] for t in tree_leaves(inputs) if isinstance(t, Tensor) and t.ndim]
-        if sizes and torch._C._current_graph_task_id() == -1:
+        if sizes and not is_inner_pass():
             count.sizes.append(max(sizes))
 
     handle = model.register_forward_pre_hook(passed) if model is not None else None
-    places = [m for m in (torch.autograd, torch.autograd.graph) if hasattr(m, ENGINE)]
-    for place in places:
-        setattr(place, ENGINE, run)
+    put_engine(run)
     try:
         yield count
     finally:
-        for place in places:
-            setattr(place, ENGINE, engine)
+        put_engine(engine)
         if handle is not None:
             handle.remove()
