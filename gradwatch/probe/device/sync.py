@@ -123,9 +123,16 @@ def _table(numbers: tuple[int, ...], device: torch.device) -> tuple[torch.Tensor
 
 
 def sent(table: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a copy of a tensor of the host on a device; the host does not wait for it."""
-    # torch's allocator keeps pinned memory until the copy is done
-    return (table.pin_memory() if device.type == "cuda" else table).to(device, non_blocking=True)
+    """Return a copy of a tensor of the host on a device; the host does not wait for it.
+
+    A CUDA graph repeats the copy with every replay, as in `on_device`.
+    """
+    # torch's allocator keeps pinned memory until a copy is done
+    table = table.pin_memory() if device.type == "cuda" else table
+    copy = table.to(device, non_blocking=True)
+    if is_capturing([copy]):
+        _CAPTURED.append((table, copy))
+    return copy
 
 
 def is_capturing(tensors: Sequence[torch.Tensor]) -> bool:

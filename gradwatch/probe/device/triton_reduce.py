@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gradwatch.probe.device import triton_kernels as kernels
-from gradwatch.probe.device.sync import on_device, sent
+from gradwatch.probe.device.sync import is_capturing, on_device, sent
 
 NUM_STATISTICS = 6
 LAUNCH = 4096  # values that one program counts, sums up or checks
@@ -75,7 +75,9 @@ def _read(
 ) -> None:
     device = row_SL.device
     numels = tuple(v.numel() for v in values)
-    numels_L, columns_L, begins_L, tensors_C, offsets_C = cut(numels, columns, device)
+    # tables of a CUDA graph have their values only once it is replayed, so that no other step may use them
+    tables = cut.__wrapped__ if is_capturing(values) else cut
+    numels_L, columns_L, begins_L, tensors_C, offsets_C = tables(numels, columns, device)
     found_CF = torch.empty((len(tensors_C), kernels.FIELDS), dtype=torch.float64, device=device)
     addresses = tuple(v.data_ptr() for v in values)
     kernels.read_chunks[(len(tensors_C),)](
