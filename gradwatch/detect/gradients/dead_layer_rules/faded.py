@@ -27,7 +27,7 @@ from gradwatch.records import Quantity
 MIN_STEPS_USED = 48
 """Minimum number of kept steps up to the last gradient: 16 for each third."""
 
-MIN_FIRST_SHARE = 0.6
+MIN_FIRST_SHARE = 0.5
 """Share of the steps of the first third with a gradient: a layer of which less is used was rare from the start."""
 
 MAX_LAST_RATIO = 0.5
