@@ -51,5 +51,7 @@ def find_constant_loss(history: History, *, constant: float) -> Sign | None:
 
 
 def _spread(loss_T: Floats) -> float:
-    low, high = np.quantile(loss_T, [0.1, 0.9])
-    return float(high - low)
+    """Return the distance of the 90 % quantile from the 10 % quantile."""
+    sorted_T = np.sort(loss_T)
+    tenth = len(sorted_T) // 10
+    return float(sorted_T[-1 - tenth] - sorted_T[tenth])
