@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
 from gradwatch.cli.command import suggest_set
-from gradwatch.cli.options import FormatOption, SetFileOption, SetOption
+from gradwatch.cli.options import OUTPUT, SetFileOption, SetOption
 from gradwatch.cli.output.console import output, print_message, write
 from gradwatch.cli.output.progress import progress_line
 from gradwatch.errors import GradwatchError, RunError
@@ -76,7 +76,15 @@ def command(
             show_default=False,
         ),
     ] = None,
-    form: FormatOption = "text",
+    form: Annotated[
+        Literal["text", "json", "html"],
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="`text`, `json`, or with --step `html`: a part of the `report.html` of RUN.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = "text",
 ) -> None:
     """Tell the memory that a training needs before it runs, by part and by module, without using it.
 
@@ -89,6 +97,8 @@ def command(
         _print_recorded_step(config, step, form, is_alone=not any(options))
         return
 
+    if form == "html":
+        raise GradwatchError("--format: got html without a recorded step; name a run and add --step N")
     if (hint := suggest_set(str(config))) and not config.exists():
         raise GradwatchError(f"plan: got {config} as CONFIG, expected a YAML file{hint}")
     given = parse_size(budget, key="--budget") if budget else None
@@ -166,9 +176,24 @@ def _print_recorded_step(run: Path, step: int | None, form: str, *, is_alone: bo
 
         write(json.dumps(plan.to_json(), indent=1) + "\n")
         return
+    if form == "html":
+        _write_module_table(run, step, plan)
+        return
     from gradwatch.cli.output.plan import print_plan
 
     print_plan(output(), plan, limit=machine_memory(plan.device), measured=None)
+
+
+def _write_module_table(run: Path, step: int, plan: Plan) -> None:
+    """Put the modules of a step into the report of a run."""
+    from gradwatch.cli.output.report import write_run_report
+    from gradwatch.render.report.module_table import ModuleTable
+    from gradwatch.run import load_run
+
+    rows = plan.to_json()["modules"]
+    ModuleTable(step=step, device=plan.device, peak_bytes=plan.peak_bytes, modules=rows).write(run)
+    recorded = load_run(run)
+    print_message("note", f"wrote {write_run_report(None, run, recorded.history, recorded.diagnoses)}")
 
 
 class _Best(NamedTuple):

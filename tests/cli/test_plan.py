@@ -72,8 +72,14 @@ def test_a_recorded_step_is_repeated_with_the_time_of_each_module(gradwatch, con
     assert all(row["forward_ms"] <= rows[0]["forward_ms"] for row in rows), "a part takes no longer than the whole"
     assert "forward" in table.out
     assert sorted((path, path.stat().st_mtime_ns) for path in run.rglob("*")) == before, "the run is as it was"
+    kept = gradwatch("plan", run, "--step", "1", "--format", "html")
+    report = (run / "report.html").read_text()
+    assert kept.code == 0, kept.err
+    assert '<section id="modules"' in report
+    assert all(f'<th scope="row">{row["name"]}</th>' in report for row in rows if row["name"])
     mistakes = {
         "add --step N": (run,),
+        "got html without a recorded step": (config, "--format", "html"),
         "expected a run directory": (config, "--step", "1"),
         "got step 99": (run, "--step", "99"),
         "without other options": (run, "--step", "1", "--budget", "1GB"),

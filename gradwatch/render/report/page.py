@@ -22,6 +22,7 @@ from gradwatch.render.report.checks import check_table
 from gradwatch.render.report.data import packed
 from gradwatch.render.report.findings import diagnosis_cards
 from gradwatch.render.report.map_cards import ABOUT, MapCards
+from gradwatch.render.report.module_table import ModuleTable
 from gradwatch.render.report.overview import overview
 from gradwatch.render.report.text import code, definitions, prose
 
@@ -54,6 +55,7 @@ def page(
     """
     document, codes = packed(history)
     maps = MapCards.read(run) if run else None
+    modules = ModuleTable.read(run) if run else None
     # the policy has hashes of these texts, so the template must insert them unchanged
     script, style = f"\n/*{asset_text((LICENCE,))}*/{asset_text(SCRIPTS)}", asset_text(STYLES)
     return Template((ASSETS / "report.html").read_text(encoding="utf-8")).substitute(
@@ -67,6 +69,8 @@ def page(
         or f"<p>{escape(_quiet(history))}</p>",
         maps_link='<a href="#maps">Samples</a>' if maps else "",
         maps=_maps(maps) if maps else "",
+        modules_link='<a href="#modules">Modules</a>' if modules else "",
+        modules=_modules(modules) if modules else "",
         checks=check_table(history, config_text=config_text),
         picture=_picture(history),
         config=_config(config_text, changed_text),
@@ -81,6 +85,13 @@ def _maps(maps: MapCards) -> str:
     return (
         '<section id="maps" aria-labelledby="maps-title"><h2 id="maps-title">What decides for samples</h2>'
         f'<p class="hint">{escape(maps.title)}. {ABOUT}</p>{maps.to_html()}</section>'
+    )
+
+
+def _modules(modules: ModuleTable) -> str:
+    return (
+        '<section id="modules" aria-labelledby="modules-title"><h2 id="modules-title">Bytes and time of a step</h2>'
+        f"{modules.to_html()}</section>"
     )
 
 
