@@ -29,6 +29,7 @@ from scripts.fault_zoo.monitors import find_factory
 from scripts.fault_zoo.protocol import Finding, Monitor
 
 ROOT = Path(__file__).parents[2]
+INTERPRETER = (sys.executable,)
 MAX_NOISE_CHARS = 1500
 
 
@@ -141,7 +142,7 @@ def run_apart(job: Job, *, timeout_s: float) -> CaseRun:
         job_file, result_file = Path(folder, "job.json"), Path(folder, "result.json")
         job_file.write_text(json.dumps(asdict(job)))
         process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(job_file), str(result_file)],
+            [*INTERPRETER, "-m", "scripts.fault_zoo.worker", str(job_file), str(result_file)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             env=environment,

@@ -42,7 +42,7 @@ def test_an_unknown_kind_suggests_a_near_one(gradwatch):
     [
         ("vanishing", "did you mean 'vanishing-gradient'?"),
         ("GW1O1", "did you mean 'GW101'?"),
-        ("GW999", "expected a detector such as GW001, GW002, GW101 (`gradwatch list detectors` shows all)"),
+        ("GW999", "expected a detector such as GW001, GW002, GW003 (`gradwatch list detectors` shows all)"),
     ],
 )
 def test_a_suggestion_has_the_real_spelling_and_codes_for_a_code(gradwatch, kind, words):

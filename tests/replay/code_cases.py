@@ -198,7 +198,24 @@ def graphs(step, fixed):
     return x, x.mean(1)[:, :4].argmax(1)
 
 
+def summed(model, x, y, fixed):
+    """Return the loss of a step, which is added to that of all steps before."""
+    loss = F.cross_entropy(model(x), y)
+    scope = {"total": getattr(model, "total", 0.0), "loss": loss}
+    exec(fixed or "total += loss", scope)
+    model.total = scope["total"]
+    return loss
+
+
 CODE_LOOPS = {
+    "summed": Loop(
+        kind="graph-leak",
+        cause="kept-graphs",
+        remedy="detach_kept",
+        model=lambda _: mlp(),
+        loss=summed,
+        steps=20,
+    ),
     "no-label": Loop(
         kind="non-finite",
         cause="empty-mean",

@@ -22,6 +22,10 @@ from gradwatch.replay.trials.trial_run import run_trial
 UNTESTED = {
     "find_operation": "names the operation and changes nothing",
     "larger_batch": "a lower noise takes longer to show than the tests may take",
+    "no_grad": "its finding is a note; the healthy loops of tests/probe/memory evaluate without autograd",
+    "bound_collection": "memory takes longer to fill than the tests may take",
+    "expandable_segments": "there is no allocator of CUDA without a GPU",
+    "smaller_batch": "gradwatch plans the change that fits, in tests/end_to_end/bad_input/test_out_of_memory.py",
 }
 """Remedies without a planted fault, each with the reason."""
 

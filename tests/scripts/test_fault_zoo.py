@@ -8,6 +8,7 @@ import pytest
 import warm_python
 
 import gradwatch
+from scripts.fault_zoo import worker
 from scripts.fault_zoo.__main__ import main
 from scripts.fault_zoo.case_sets import SETS, load_set
 from scripts.fault_zoo.judge import are_losses_equal, is_same_place, judge
@@ -36,18 +37,18 @@ def test_case_names_are_unique_over_all_sets():
     assert len(names) == len(set(names))
 
 
-def test_a_faulty_and_a_healthy_script_give_their_rows(tmp_path):
+def test_a_faulty_and_a_healthy_script_give_their_rows(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(worker, "INTERPRETER", warm_python.command())
     scores, kept = tmp_path / "scores.json", tmp_path / "kept"
+    cases = ["--set", "dev", "--set", "published", "--only", "wine_step_loop", "--only", "first_layer_frozen_fixed"]
 
-    done = run_zoo(
-        *("--set", "dev", "--set", "published", "--only", "wine_step_loop", "--only", "first_layer_frozen_fixed"),
-        *("--jobs", 2, "--json", scores, "--keep", kept),
-    )
+    exit_code = main([*cases, "--jobs", "2", "--json", str(scores), "--keep", str(kept)])
 
-    assert done.returncode == 0, done.stderr
-    assert "| dev | gradwatch | 1/1 (100%) | 1/1 (100%) | - | 4 | - | 0/1 (0%) |" in done.stdout
-    assert "| published | gradwatch | - | - | - | - | 0/1 (0%) | 0/1 (0%) |" in done.stdout
-    assert "dev, gradwatch, missed: none" in done.stdout
+    printed = capsys.readouterr()
+    assert exit_code == 0, printed.err
+    assert "| dev | gradwatch | 1/1 (100%) | 1/1 (100%) | - | 4 | - | 0/1 (0%) |" in printed.out
+    assert "| published | gradwatch | - | - | - | - | 0/1 (0%) | 0/1 (0%) |" in printed.out
+    assert "dev, gradwatch, missed: none" in printed.out
     rows = {row["case"]: row for row in json.loads(scores.read_text())["rows"]}
     assert rows["wine_step_loop"]["findings"][0]["kind"] == "constant-batch"
     found = gradwatch.load_run(kept / "dev" / "wine_step_loop").findings
