@@ -74,6 +74,11 @@ def test_the_readme_names_every_kind():
     assert [kind for kind in KINDS.values() if kind not in text] == []
 
 
+@pytest.mark.parametrize("page", [README, ROOT / "docs" / "index.md"], ids=named)
+def test_a_first_page_says_how_many_kinds_there_are(page):
+    assert re.findall(r"(\d+) kinds of faults", page.read_text()) == [str(len(KINDS))]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_a_code_stands_next_to_the_kind_that_it_means(page):
     pairs = re.findall(r"^\| (GW\d{3}) \| ([a-z0-9-]+) \|", page.read_text(), re.M)
