@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Annotated
 
 import typer
@@ -18,21 +19,26 @@ def command(
 ) -> None:
     """Explain a kind of finding: what it means, why it matters, when it is wrong, and how to fix it.
 
-    Without FINDING, it lists all kinds.
+    The mistakes that `gradwatch check` names have pages too. Without FINDING, it lists all kinds.
     """
     from gradwatch.config.names import registry
     from gradwatch.config.names.checks import find_usable
     from gradwatch.errors import GradwatchError, Problem
+    from gradwatch.mistakes import MISTAKES, page_of
 
     if kind is None:
         entries = ((" ".join(e.aliases), e.name, e.read().summary) for e in registry.DETECTORS.entries())
-        print_rows(("code", "finding", "meaning"), entries)
+        mistakes = ((mistake.code, name, mistake.meaning) for name, mistake in MISTAKES.items())
+        print_rows(("code", "finding", "meaning"), itertools.chain(entries, mistakes))
+        return
+    if page := page_of(kind):
+        write(page)
         return
     entry = find_usable(registry.DETECTORS, kind)
     if isinstance(entry, Problem):
         raise GradwatchError(str(entry.below("explain")))
     signature = entry.read()
-    page = f"{' '.join(entry.aliases)}  {entry.name}\n\n{signature.doc.strip()}"
+    head = f"{' '.join(entry.aliases)}  {entry.name}\n\n{signature.doc.strip()}"
     settings = "\n".join(f"    {p.name}: {p.shown_default()}" for p in signature.parameters)
     in_config = f"In a config, with the defaults:\n\ndetect:\n  {entry.name}:\n    enabled: true\n{settings}"
-    write(f"{page}\n\n{in_config}\n")
+    write(f"{head}\n\n{in_config}\n")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, final
 
 from gradwatch.errors import shown_path
+from gradwatch.mistakes import code_of, shown_code
 
 Verdict = Literal["right", "wrong", "cannot tell"]
 
@@ -149,6 +150,7 @@ class GradientCheck:
             "faults": [
                 {
                     "kind": f.kind,
+                    "code": code_of(f.kind),
                     "where": f.where,
                     "file": f.file or None,
                     "line": f.line or None,
@@ -193,7 +195,7 @@ class GradientCheck:
     def __str__(self) -> str:
         lines = [f"the gradient is {self.verdict}" if self.verdict != "cannot tell" else "the gradient: cannot tell"]
         for fault in self.faults:
-            lines.append(f"  {fault.text}")
+            lines.append(f"  {fault.text}{shown_code(fault.kind)}")
             if fault.source:
                 lines.append(f"      {fault.place}: {fault.source}")
         lines += [f"  note: {note}" for note in self.notes]

@@ -3,6 +3,7 @@
 import pytest
 
 from gradwatch.detect import detectors
+from gradwatch.mistakes import MISTAKES
 
 
 @pytest.mark.parametrize("detector", detectors(), ids=lambda d: d.kind)
@@ -24,7 +25,19 @@ def test_without_a_kind_all_are_listed(gradwatch):
     result = gradwatch("explain")
 
     assert (result.code, result.err) == (0, "")
-    assert [line.split("\t")[:2] for line in result.out.splitlines()] == [[d.code, d.kind] for d in detectors()]
+    found = [[d.code, d.kind] for d in detectors()]
+    assert [line.split("\t")[:2] for line in result.out.splitlines()] == [
+        *found,
+        *([mistake.code, kind] for kind, mistake in MISTAKES.items()),
+    ]
+
+
+@pytest.mark.parametrize("kind", MISTAKES)
+def test_every_mistake_has_a_page_under_its_name_and_its_code(gradwatch, kind):
+    page = gradwatch("explain", kind)
+
+    assert page.out.startswith(f"{MISTAKES[kind].code}  {kind}\n\n")
+    assert gradwatch("explain", MISTAKES[kind].code).out == page.out
 
 
 def test_an_unknown_kind_suggests_a_near_one(gradwatch):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, final
 
 from gradwatch.errors import shown_path
+from gradwatch.mistakes import code_of, shown_code
 
 StageName = Literal["loss", "gradient", "accumulate", "unscale", "clip", "update", "write-back", "schedule"]
 STAGES: tuple[StageName, ...] = (
@@ -125,6 +126,7 @@ class StepAudit:
                 {
                     "stage": d.stage,
                     "kind": d.kind,
+                    "code": code_of(d.kind),
                     "text": d.text,
                     "file": d.place.file or None,
                     "line": d.place.line or None,
@@ -142,7 +144,7 @@ class StepAudit:
         first = self.first
         lines = [f"the step differs in its {first.stage}" if first else "the step is as meant"]
         for difference in self.differences:
-            lines.append(f"  {difference.text}")
+            lines.append(f"  {difference.text}{shown_code(difference.kind)}")
             if difference.place.file:
                 lines.append(f"      {difference.place}: {difference.place.source}")
         for stage in self.stages:

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
+from gradwatch.mistakes import code_of, shown_code
+
 Verdict = Literal["right", "wrong", "cannot tell"]
 
 
@@ -69,6 +71,7 @@ class FixedPointCheck:
         return {
             "verdict": self.verdict,
             "kind": self.kind,
+            "code": code_of(self.kind),
             "text": self.text,
             "format": self.format,
             **{name: _number(getattr(self, name)) for name in numbers},
@@ -86,7 +89,7 @@ class FixedPointCheck:
     def __str__(self) -> str:
         head = "cannot be told" if self.verdict == "cannot tell" else f"is {self.verdict}"
         lines = [f"the gradient of the fixed point {head}"]
-        lines += [f"  {self.text}"] if self.text else []
+        lines += [f"  {self.text}{shown_code(self.kind)}"] if self.text else []
         lines.append(f"  residual     {self.residual:.1e} in {self.format}, {self.exact_residual:.1e} in float64")
         largest = "" if math.isnan(self.norm) else f", at most {self.norm:.3g} in one"
         needed = f"; {self.iterations:.0f} iterations for {self.format}" if math.isfinite(self.iterations) else ""
