@@ -11,6 +11,7 @@ import typer
 from gradwatch.cli.command import surplus
 from gradwatch.cli.options import FINDINGS, FormatOption, SetOption, step_option
 from gradwatch.cli.output.console import write
+from gradwatch.cli.output.progress import progress_line
 from gradwatch.errors import GradwatchError
 from gradwatch.gradcheck.options import CheckOptions
 
@@ -159,8 +160,9 @@ def command(
         digits = _measured(target, kind, inputs or [], overrides or [], step, is_whole=whole)
         _end(digits, None, form, is_wrong=not digits["fp32"].is_finite)
     within = WITHIN_S if within is None else within
-    options = CheckOptions(layer=layer, allow=allow or [], within=within, second=second)
-    found = _checked(target, kind, inputs or [], overrides or [], step, options=options)
+    with progress_line(hidden=form == "json") as progress:
+        options = CheckOptions(layer=layer, allow=allow or [], within=within, second=second, progress=progress)
+        found = _checked(target, kind, inputs or [], overrides or [], step, options=options)
     properties = None
     if inputs:
         from gradwatch.gradcheck.targets import check_layer_properties

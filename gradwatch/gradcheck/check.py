@@ -96,7 +96,14 @@ def run_check(
         checked = CheckedStep(call, batch, model=model, functions=functions, dtype=dtype)
         try:
             names = _chosen(checked, options.layer, gradients)
-            judge = Judge(checked, within=options.within, allow=options.allow, given=gradients, names=names)
+            judge = Judge(
+                checked,
+                within=options.within,
+                allow=options.allow,
+                given=gradients,
+                names=names,
+                progress=options.progress,
+            )
             return _judged(judge, begin, second=options.second)
         except (RuntimeError, TypeError, NotImplementedError) as error:
             if isinstance(error, torch.OutOfMemoryError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, final
 
@@ -96,13 +96,22 @@ class LeafComparison:
         log: Log of custom Functions; calls that it holds count as their backward declares.
         generator: Source of the directions.
         noise: Measured noise of the loss.
+        begin: Called before each direction.
     """
 
     def __init__(
-        self, step: CheckedStep, grads: Gradients, log: CallLog, generator: torch.Generator, *, noise: float = 0.0
+        self,
+        step: CheckedStep,
+        grads: Gradients,
+        log: CallLog,
+        generator: torch.Generator,
+        *,
+        noise: float = 0.0,
+        begin: Callable[[], None] | None = None,
     ) -> None:
         self.step, self.grads, self.log = step, grads, log
         self.noise = noise
+        self._begin = begin
         self.directions = 0
         self._generator = generator
         values = step.point.leaves
@@ -113,6 +122,8 @@ class LeafComparison:
 
     def along(self, names: Sequence[str]) -> LeafOutcome:
         """Compare along one random direction of some leaves, each moved in proportion to its size."""
+        if self._begin is not None:
+            self._begin()
         values = self.step.point.leaves
         shifts = {n: scale_of(values[n]) * random_like(values[n], self._generator) for n in names}
         if len(names) > 1:  # equal parts of the derivative, so that no leaf hides another

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from gradwatch.gradcheck.compare import LeafComparison, LeafOutcome
+from gradwatch.gradcheck.options import tell_nobody
 from gradwatch.gradcheck.stepping.cuts import Cut, GraphCuts
 from gradwatch.gradcheck.stepping.function_calls import CallLog, RecordedCall, followed, is_deliberate
 from gradwatch.gradcheck.stepping.step import CheckedStep, Gradients, Point
@@ -60,6 +61,8 @@ class Judge:
         within: Time in seconds.
         allow: Names of custom Functions that may differ on purpose.
         given: Gradients to judge instead of those of the step, by name.
+        names: Leaves to examine, or None for all.
+        progress: Takes a text before each direction.
     """
 
     def __init__(
@@ -70,8 +73,10 @@ class Judge:
         allow: Collection[str] = (),
         given: Mapping[str, Tensor] | None = None,
         names: Sequence[str] | None = None,
+        progress: Callable[[str], None] = tell_nobody,
     ) -> None:
         self.step = step
+        self._progress, self._begun = progress, 0
         self.names = list(step.leaves) if names is None else list(names)
         self.generator = torch.Generator().manual_seed(0)
         self.begin = time.monotonic()
@@ -146,10 +151,18 @@ class Judge:
                 stack.enter_context(followed(again))
             if mode:
                 stack.enter_context(self.step.inside(mode.watching))
-            comparison = LeafComparison(self.step, grads or found, again, self.generator, noise=self.noise)
+            comparison = LeafComparison(
+                self.step, grads or found, again, self.generator, noise=self.noise, begin=self._tell
+            )
             outcomes = comparison.all(names, deadline=self.deadline, joint=joint, groups=groups)
         self.directions += comparison.directions
         return Examined(point, grads or found, log.calls, outcomes)
+
+    def _tell(self) -> None:
+        """Tell the progress: the time counts, since a direction may be one of many or the last."""
+        self._begun += 1
+        elapsed, within = time.monotonic() - self.begin, self.deadline - self.begin
+        self._progress(f"direction {self._begun}, {elapsed:.0f} of at most {within:.0f} s")
 
     def comparison(self, found: Examined) -> LeafComparison:
         """Return a comparison at the point of an examination, for directions of the caller's."""

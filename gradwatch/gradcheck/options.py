@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import final
+
+
+def tell_nobody(text: str) -> None:
+    """Do nothing: nobody watches the progress."""
 
 
 @final
@@ -17,9 +21,11 @@ class CheckOptions:
         allow: Names of custom Functions whose backward differs from the derivative on purpose.
         within: Time in seconds.
         second: Whether the second derivatives of custom Functions are checked too.
+        progress: Takes a text before each direction.
     """
 
     layer: str | None = None
     allow: Collection[str] = ()
     within: float = 60.0
     second: bool = False
+    progress: Callable[[str], None] = tell_nobody

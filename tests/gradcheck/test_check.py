@@ -9,6 +9,7 @@ from torch.autograd import Function
 import gradwatch
 from gradwatch.errors import GradwatchError
 from gradwatch.gradcheck.check import run_check
+from gradwatch.gradcheck.options import CheckOptions
 
 # one case of each way in which a mistake is found, and of each way in which a right one misleads
 WRONG = (
@@ -220,3 +221,19 @@ def test_of_a_gradient_that_is_0_the_absolute_size_of_a_visible_mistake_is_said(
     assert "the gradient of `0.bias` is 0 next to the others: only a mistake of norm" in str(found)
     seen = next(line for line in str(found).splitlines() if "would have been seen" in line)
     assert float(seen.split()[3]) < 1, "percent"
+
+
+def test_the_progress_is_told_before_each_direction():
+    torch.manual_seed(0)
+    model, told = nn.Linear(4, 2), []
+
+    found = run_check(
+        lambda x: model(x).square().mean(),
+        (torch.randn(8, 4),),
+        model=model,
+        functions=(),
+        options=CheckOptions(within=20, progress=told.append),
+    )
+
+    assert told[0] == "direction 1, 0 of at most 20 s"
+    assert len(told) == found.coverage.directions
