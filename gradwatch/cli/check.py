@@ -125,22 +125,22 @@ def command(
     if arguments and kind != "script":
         raise GradwatchError(f"check: {surplus(arguments, takes_settings=True)}")
     # before torch is loaded
-    _check_options(
-        target,
-        kind,
-        [
-            ("--input", bool(inputs), kind == "layer" and not step_audit),
-            ("--set", bool(overrides), kind == "config"),
-            ("--step", step is not None, kind == "run"),
-            ("--step-audit", step_audit, kind != "layer"),
-            ("--layer", layer is not None, not (step_audit or precision)),
-            ("--within", within is not None, not (step_audit or precision)),
-            ("--second", second, not (step_audit or precision)),
-            ("--allow", bool(allow), not precision),
-            ("--whole", whole, precision),
-            ("--precision", precision, not step_audit),
-        ],
-    )
+    of_kind = f"for {target}, which is a {kind}"
+    of_gradient = "with --step-audit or --precision, which run the whole step"
+    for name, is_given, fits, where_not in (
+        ("--input", bool(inputs), kind == "layer" and not step_audit, of_kind),
+        ("--set", bool(overrides), kind == "config", of_kind),
+        ("--step", step is not None, kind == "run", of_kind),
+        ("--step-audit", step_audit, kind != "layer", of_kind),
+        ("--layer", layer is not None, not (step_audit or precision), of_gradient),
+        ("--within", within is not None, not (step_audit or precision), of_gradient),
+        ("--second", second, not (step_audit or precision), of_gradient),
+        ("--allow", bool(allow), not precision, "with --precision, which compares no gradients"),
+        ("--whole", whole, precision, "without --precision"),
+        ("--precision", precision, not step_audit, "with --step-audit: give one of them"),
+    ):
+        if is_given and not fits:
+            raise GradwatchError(f"{name}: has no meaning {where_not}")
     if kind == "script" and not step_audit:
         raise GradwatchError(
             f"check: {target} is a script; its step is compared with --step-audit, and its gradient with "
@@ -186,20 +186,6 @@ def _kind(target: str) -> Kind:
     raise GradwatchError(
         f"check: there is no file or folder '{target}'; expected a config, a run directory or package.module:Layer"
     )
-
-
-def _check_options(target: str, kind: Kind, options: list[tuple[str, bool, bool]]) -> None:
-    """Raise a GradwatchError for the first option that was given and does not fit."""
-    for name, is_given, fits in options:
-        if is_given and not fits:
-            if name in ("--layer", "--within", "--allow", "--second"):
-                raise GradwatchError(
-                    f"{name}: has no meaning with --step-audit or --precision, which run the whole step"
-                )
-            if name in ("--whole", "--precision"):
-                other = "without --precision" if name == "--whole" else "with --step-audit: give one of them"
-                raise GradwatchError(f"{name}: has no meaning {other}")
-            raise GradwatchError(f"{name}: has no meaning for {target}, which is a {kind}")
 
 
 def _audited(
