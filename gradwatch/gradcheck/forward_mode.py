@@ -36,5 +36,5 @@ def forward_derivative(step: CheckedStep, point: Point, shifts: Mapping[str, Ten
             loss = functional_call(stepped, names, batch)
             tangent = forward_ad.unpack_dual(loss).tangent
             return 0.0 if tangent is None else to_float(tangent)
-    except (RuntimeError, NotImplementedError):
+    except (RuntimeError, NotImplementedError):  # an operation of the step has no forward mode
         return None

@@ -28,7 +28,7 @@ NO_BATCH = "no batch fits, not even one sample: a smaller model is needed, or on
 
 
 def print_plan(console: Console, plan: Plan, *, limit: int, measured: Plan | None) -> None:
-    """Print the verdict, the parts, and the modules that save most.
+    """Print whether the training fits, the parts, and the modules that save most.
 
     Args:
         console: Console to print to.
@@ -77,17 +77,17 @@ def print_advice(console: Console, advised: Advised) -> None:
         table.add_column(justify="right" if 0 < i < 4 else "left", overflow="fold")
     table.add_row(*(Text(title, "dim") for title in ("change", "peak", "saves", "more work", "")))
     for advice in advised.changes:
-        verdict = _verdict(advice.fits)
+        fit = _shown_fit(advice.fits)
         table.add_row(
             advice.text,
             units.shown_size(advice.plan.peak_bytes),
             units.shown_size(advice.saved_bytes),
             f"{round(100 * advice.extra_work):d} %",
-            Text.assemble(verdict, f", {EFFECTS[advice.effect]}"),
+            Text.assemble(fit, f", {EFFECTS[advice.effect]}"),
         )
     for other in advised.others:
-        verdict = _verdict(other.peak_bytes <= advised.budget)
-        price = Text.assemble(verdict, f", {other.sharing.price}")
+        fit = _shown_fit(other.peak_bytes <= advised.budget)
+        price = Text.assemble(fit, f", {other.sharing.price}")
         table.add_row(
             other.sharing.text, units.shown_size(other.peak_bytes), units.shown_size(other.saved_bytes), "", price
         )
@@ -127,13 +127,13 @@ def print_ranks(console: Console, ways: Sequence[SharedPlan], *, ranks: int, lim
         table.add_column(justify="right" if 0 < i < 3 else "left", overflow="fold")
     table.add_row(*(Text(title, "dim") for title in (f"one of {ranks} ranks", "peak", "saves", "")))
     for way in ways:
-        price = Text.assemble(_verdict(way.peak_bytes <= limit), f", {way.sharing.price}")
+        price = Text.assemble(_shown_fit(way.peak_bytes <= limit), f", {way.sharing.price}")
         name = f"{way.sharing.name}: {way.sharing.text}"
         table.add_row(name, units.shown_size(way.peak_bytes), units.shown_size(way.saved_bytes), price)
     console.print(table)
 
 
-def _verdict(fits: bool) -> Text:
+def _shown_fit(fits: bool) -> Text:
     return Text("fits", OK) if fits else Text("does not fit", SEVERITY[Severity.WARNING])
 
 

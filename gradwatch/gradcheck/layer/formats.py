@@ -68,7 +68,7 @@ def _attempt(
     row = "device" if name == "meta" else "dtype"
     try:
         done = trial.run(module, batch)
-    except NotImplementedError as error:
+    except NotImplementedError as error:  # torch has no kernel for the format, which is no fault of the layer
         return LayerProperty(name=row, outcome="cannot tell", text=f"{name}: {_short(error)}")
     except Exception as error:  # the user's code may raise anything
         words = str(error)
