@@ -1,6 +1,7 @@
 """Settings for every test (one torch thread unless OMP_NUM_THREADS is set), their order, and a replay of detectors."""
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -65,3 +66,18 @@ def _one_thread():
 
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _monitors_are_detached_after_their_test():
+    """Detach the monitors that a test leaves open: they would follow the optimizers of later tests."""
+    before = _open_monitors()
+    yield
+    for monitor in _open_monitors() - before:
+        monitor.detach()
+
+
+def _open_monitors():
+    """Return the monitors that are closed at exit, without importing torch."""
+    watch = sys.modules.get("gradwatch.monitor.watch")
+    return set(watch._open_monitors) if watch else set()

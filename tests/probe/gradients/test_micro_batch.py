@@ -7,7 +7,6 @@ from torch import nn
 import gradwatch
 from gradwatch.diagnose.gradient_noise import noise_scale
 from gradwatch.monitor import Schedule
-from gradwatch.monitor.watch import _close_monitors as close_monitors
 
 
 def norm_of(params):
@@ -69,7 +68,6 @@ def test_the_noise_scale_is_that_of_the_samples():
 
 
 def test_without_accumulation_nothing_is_measured():
-    close_monitors()  # one that an earlier test left open would follow the optimizer of this one
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with gradwatch.watch(model, optimizer) as monitor:
