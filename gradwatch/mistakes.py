@@ -309,7 +309,12 @@ def shown_code(kind: str) -> str:
 
 def page_of(name: str) -> str | None:
     """Return the page of a mistake, named by its kind or its code, or None if there is no such mistake."""
+    asked = _folded(name)
     for kind, mistake in MISTAKES.items():
-        if name in (kind, mistake.code):
+        if asked in (_folded(kind), _folded(mistake.code)):
             return f"{mistake.code}  {kind}\n\n{mistake.meaning}\n\n{mistake.remedy}\n"
     return None
+
+
+def _folded(name: str) -> str:
+    return name.casefold().replace("_", "-")

@@ -38,6 +38,7 @@ def test_every_mistake_has_a_page_under_its_name_and_its_code(gradwatch, kind):
 
     assert page.out.startswith(f"{MISTAKES[kind].code}  {kind}\n\n")
     assert gradwatch("explain", MISTAKES[kind].code).out == page.out
+    assert gradwatch("explain", kind.upper().replace("_", "-")).out == page.out
 
 
 def test_an_unknown_kind_suggests_a_near_one(gradwatch):
