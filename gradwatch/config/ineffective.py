@@ -57,6 +57,12 @@ def _in_numerics(config: Config) -> Warnings:
             _changed_of(train, "train", "sync_batchnorm"),
             "has no effect: one process normalizes whole batches; remove it, or set train.parallel",
         )
+    if train.activation_offloading and device.startswith(("cpu", "mps")):
+        yield (
+            ["train.activation_offloading"],
+            f"has no effect: it moves activations from a device to host memory, and train.device is {device}, which "
+            "computes there; remove it",
+        )
     if config.data.pin_memory and not device.startswith(("auto", "cuda")):  # auto may still become CUDA
         yield (
             ["data.pin_memory"],

@@ -144,6 +144,8 @@ class Advisor:
             yield accumulation
         if self._planner.config.train.activation_checkpointing == "none":
             yield from self._recomputation()
+        if self._planner.has_device_memory and not self._planner.config.train.activation_offloading:
+            yield OFFLOADING
         if self._planner.config.train.precision == "fp32":
             yield BF16
         if self._planner.config.optim.name in FUSED_KINDS and "fused" not in self._planner.config.optim.options:
@@ -154,7 +156,7 @@ class Advisor:
     def _combined(self) -> Iterator[_Change]:
         """Yield changes together: what alters the training least first, with as many micro-batches as it takes."""
         base: _Change | None = None
-        for change in (c for c in self._single() if c in (SQRT, BF16, SGD)):
+        for change in (c for c in self._single() if c in (SQRT, OFFLOADING, BF16, SGD)):
             base = base + change if base else change
             if base != change:
                 yield base
@@ -247,6 +249,7 @@ class Advisor:
 
 
 SQRT = _Change("recompute activations in segments of sqrt(blocks)", {KEY: "sqrt"}, Effect.NONE)
+OFFLOADING = _Change("keep saved activations in host memory", {"train.activation_offloading": True}, Effect.NONE)
 BF16 = _Change("run the passes in bf16", {"train.precision": "bf16"}, Effect.ROUNDING)
 FUSED = _Change("fuse the update, which then has no temporaries", {"optim.fused": True}, Effect.ROUNDING)
 SGD = _Change(

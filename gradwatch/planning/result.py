@@ -9,9 +9,11 @@ from typing import Any, final
 Shapes = tuple[tuple[int, ...], ...]
 FLOPS_PER_BYTE = {"cuda": 100.0}
 """Operations that a type of device makes in the time in which it moves a byte, by order of magnitude."""
+HOST_BYTE = 80.0
+"""Bytes of its memory that a GPU reads in the time of one byte over its link to the host: 2e12 and 25e9 a second."""
 
 
-def work(flops: int, moved_bytes: int, device: str) -> float:
+def work(flops: float, moved_bytes: float, device: str) -> float:
     """Return the work of a device in operations: those of matrix products, and moving the bytes of all others."""
     return flops + FLOPS_PER_BYTE.get(device, 10.0) * moved_bytes
 
@@ -89,6 +91,7 @@ class Plan:
         phase: Phase of the peak: `forward`, `loss`, `backward` or `update`.
         flops: Floating-point operations of the whole step.
         moved_bytes: Bytes that its other operations read and write.
+        host_bytes: Bytes that move between the device and the host.
         device: Type of the device that is counted.
         is_traced: Whether the step was traced without data, not run.
         notes: Sentences on what the plan leaves out.
@@ -105,13 +108,14 @@ class Plan:
     moved_bytes: int
     device: str
     is_traced: bool
+    host_bytes: int = 0
     notes: tuple[str, ...] = field(default=())
     shared_peaks: tuple[float, ...] = field(default=())
 
     @property
     def work(self) -> float:
         """Return the work of the step in operations, by which steps are compared."""
-        return work(self.flops, self.moved_bytes, self.device)
+        return work(self.flops, self.moved_bytes + HOST_BYTE * self.host_bytes, self.device)
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain data."""

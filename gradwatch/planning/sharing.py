@@ -12,8 +12,6 @@ from gradwatch.planning.ledger import Purpose
 from gradwatch.planning.result import Plan
 from gradwatch.planning.training import HALF_PRECISION, ConfigPlanner
 
-HOST_LINK = 25e9
-"""Bytes per second between the host and a GPU, by order of magnitude: PCIe 4.0 with 16 lanes moves 32e9 at most."""
 BLOCK_8BIT = 256
 """Numbers of a moment that share one float32 scale in 8-bit optimizers (arXiv:2110.02861; bitsandbytes)."""
 
@@ -79,7 +77,7 @@ def plan_ranks(planner: ConfigPlanner, ranks: int) -> tuple[SharedPlan, ...]:
 
 
 def plan_smaller_states(planner: ConfigPlanner) -> tuple[SharedPlan, ...]:
-    """Return the peaks with 8-bit moments and, on a GPU, with activations in host memory: for loops of one's own."""
+    """Return the peak with moments in 8 bits, for loops of one's own."""
     plain, found = planner.plan(), []
     moments = round(plain.parts[Purpose.OPTIMIZER] / (4 * max(1, plain.parameters)))
     if moments:
@@ -91,17 +89,6 @@ def plan_smaller_states(planner: ConfigPlanner) -> tuple[SharedPlan, ...]:
                 shares={Purpose.OPTIMIZER: small / plain.parts[Purpose.OPTIMIZER]},
                 extra_bytes=0,
                 price="other rounding; bitsandbytes or torchao",
-            )
-        )
-    if planner.config.train.device.startswith("cuda") or plain.device == "cuda":
-        seconds = 2 * plain.parts[Purpose.ACTIVATIONS] / HOST_LINK
-        found.append(
-            Sharing(
-                name="offload",
-                text="keep saved activations in host memory",
-                shares={Purpose.ACTIVATIONS: 0.0},
-                extra_bytes=max((row.saved_bytes for row in plain.modules if row.name in planner.blocks), default=0),
-                price=f"{1e3 * seconds:.3g} ms of copies a micro-batch; torch.autograd.graph.save_on_cpu",
             )
         )
     return _planned(planner, {}, found)

@@ -75,7 +75,7 @@ def trace(
         run(0)
         gc.collect()  # first calls leave frames in reference cycles, which hold tensors
         ledger.restart()
-        before, moved_before = tracker.flops, tracker.moved_bytes
+        before, moved_before, host_before = tracker.flops, tracker.moved_bytes, tracker.host_bytes
         times = run(1)
     return Plan(
         peak_bytes=ledger.peak,
@@ -86,6 +86,7 @@ def trace(
         phase=ledger.peak_phase,
         flops=round(times * (tracker.flops - before)),
         moved_bytes=round(times * (tracker.moved_bytes - moved_before)),
+        host_bytes=round(times * (tracker.host_bytes - host_before)),
         device=device.type,
         is_traced=mode is not None,
         shared_peaks=tuple(ledger.shared_peaks),

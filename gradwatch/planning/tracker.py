@@ -52,6 +52,7 @@ class StorageTracker(TorchDispatchMode):
     Attributes:
         flops: Operations so far, by torch's own formulas. Its FlopCounterMode would keep tensors alive.
         moved_bytes: Bytes that the operations without a formula, except views, have read and written so far.
+        host_bytes: Bytes that have moved between devices so far.
         has_uncounted: Whether the workspace of an operation is not known.
     """
 
@@ -60,6 +61,7 @@ class StorageTracker(TorchDispatchMode):
         self._ledger = ledger
         self.flops = 0
         self.moved_bytes = 0
+        self.host_bytes = 0
         self.has_uncounted = False
         self._overflows: list[Tensor] = []
 
@@ -86,6 +88,8 @@ class StorageTracker(TorchDispatchMode):
             self.flops += flops
             self._count_workspace(func, args, flops)
         elif not func.is_view:
+            if func is aten._to_copy.default and out.device != args[0].device:
+                self.host_bytes += out.numel() * out.itemsize
             self.moved_bytes += sum(tensor.numel() * tensor.itemsize for tensor in (*inputs, *outputs))
         return out
 

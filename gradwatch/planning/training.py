@@ -24,6 +24,7 @@ from gradwatch.planning.result import Plan
 from gradwatch.planning.trace import trace
 from gradwatch.render.common.format import shown_size
 from gradwatch.state.rng import preserved_random_state
+from gradwatch.train.activation_offloading import HOST_IS_DEVICE, except_weights
 from gradwatch.train.blocks import outermost_containers
 from gradwatch.train.step import Batch
 from gradwatch.train.training_state import TrainingState
@@ -67,6 +68,7 @@ class ConfigPlanner:
             training = self._build({}, FakeTensorMode(allow_non_fake_inputs=True))
             self._first = next(iter(training.batches.epoch(0)))
             training.end_workers()
+        self.has_device_memory = bool(self._on_cpu) or training.device.type not in HOST_IS_DEVICE
         self.samples = training.data.samples
         self.blocks = _blocks(training.model)
         self.trainable = [p for p in training.model.parameters() if p.requires_grad]
@@ -177,7 +179,8 @@ class ConfigPlanner:
         shares: Sequence[Mapping[Purpose, float]] = (),
     ) -> Plan:
         notes = (*self._notes, *([note] if note else []))
-        return plan_step(training, window, mode, notes=notes, shares=shares)
+        offloads = mode is not None and self.has_device_memory and training.config.train.activation_offloading
+        return plan_step(training, window, mode, notes=notes, shares=shares, offloads=offloads)
 
 
 def plan_step(
@@ -187,6 +190,7 @@ def plan_step(
     *,
     notes: tuple[str, ...] = (),
     shares: Sequence[Mapping[Purpose, float]] = (),
+    offloads: bool = False,
 ) -> Plan:
     """Return the memory of the next step of a training, which is made twice.
 
@@ -196,11 +200,14 @@ def plan_step(
         mode: As in `trace`.
         notes: As in `trace`.
         shares: As in `trace`.
+        offloads: Whether saved tensors leave the device, for tensors without data, which no host memory can hold.
     """
     clip = training.config.train.clip
     # larger than the limit, so that the gradient is clipped
     norm = 2 * clip.norm if clip and clip.norm else 1.0
     stepper = training.stepper(lambda: norm)
+    if offloads:
+        stepper.saving = lambda: except_weights(training.model, _to_nowhere, _from_nowhere)
     training.model.train()
 
     def run(number: int) -> float:
@@ -219,6 +226,15 @@ def plan_step(
         notes=(*notes, *_left_out(training)),
         shares=shares,
     )
+
+
+def _to_nowhere(tensor: Tensor) -> tuple[torch.device, Tensor]:
+    return tensor.device, tensor.to("meta")
+
+
+def _from_nowhere(packed: tuple[torch.device, Tensor]) -> Tensor:
+    device, tensor = packed
+    return tensor.to(device)
 
 
 def _left_out(training: TrainingState) -> list[str]:

@@ -35,6 +35,7 @@ from gradwatch.records import ActivationInfo, Diagnosis, RunInfo
 from gradwatch.render import LogFormat
 from gradwatch.state.rng import random_state, set_random_state
 from gradwatch.train import checkpoint
+from gradwatch.train.activation_offloading import HOST_IS_DEVICE
 from gradwatch.train.evaluate import check_metrics
 from gradwatch.train.parallel import recording, shared_checkpoint
 from gradwatch.train.parallel.ranks import Ranks, is_first
@@ -106,6 +107,7 @@ class Session:
         if not self.is_rerun:
             _warn_about_batch_norm(self.model, config.train, ranks)
             _warn_about_warmup(config, training)
+            _warn_about_offloading(config.train, self.device)
         training.compile()
         if self.monitor and config.train.compile_options is not None:
             stack.enter_context(_room_for_variants())
@@ -326,6 +328,15 @@ def _warn_about_warmup(config: Config, training: TrainingState) -> None:
     length = math.ceil(training.total_steps / per_epoch)
     for warning in long_warmup(config, length=length):
         warnings.warn(warning, stacklevel=2)
+
+
+def _warn_about_offloading(train: TrainSection, device: torch.device) -> None:
+    if train.activation_offloading and train.device == "auto" and device.type in HOST_IS_DEVICE:
+        warnings.warn(
+            "train.activation_offloading: has no effect on this machine: train.device: auto found no device with "
+            "memory of its own",
+            stacklevel=2,
+        )
 
 
 def _warn_about_batch_norm(model: nn.Module, train: TrainSection, ranks: Ranks | None) -> None:

@@ -108,6 +108,7 @@ class Stepper:
         clip: Limit of the gradient, or None.
         on_nonfinite: Action if loss or gradient is not finite.
         ranks: The ranks of the training, or None with one process.
+        saving: Returns the context of each forward pass, which decides where its saved tensors are kept.
         passes: Makes the passes of a step in another way than `backward`, or None.
     """
 
@@ -121,6 +122,7 @@ class Stepper:
     clip: Clip | None
     on_nonfinite: Literal["skip", "stop", "continue"]
     ranks: Ranks | None = None
+    saving: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     passes: Callable[[Stepper, Sequence[Batch]], Passes] | None = None
 
     def run(self, window: Sequence[Batch]) -> StepResult:
@@ -163,7 +165,7 @@ class Stepper:
 
     def forward(self, inputs: Any, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the outputs and the mean loss of one micro-batch that is on the device."""
-        with self.autocast():
+        with self.saving(), self.autocast():
             outputs = self._outputs(inputs)
             return outputs, self.objective.loss(outputs, targets)
 
@@ -272,7 +274,7 @@ class Stepper:
 
     def _zero_loss(self, inputs: Any) -> Tensor:
         """Return a loss of 0 that reaches every parameter that the outputs reach."""
-        with self.autocast():
+        with self.saving(), self.autocast():
             outputs = tree_leaves(self._outputs(inputs))
         # each element times 0 before the sum, which may overflow
         return sum((o * 0).sum() for o in outputs if isinstance(o, Tensor) and o.requires_grad)  # type: ignore[return-value]  # never empty

@@ -27,7 +27,7 @@ from gradwatch.probe.device.sync import to_float, to_host
 from gradwatch.probe.device.torch_reduce import NUM_STATISTICS
 from gradwatch.probe.gradients.statistics import GradientProbe
 from gradwatch.records import DataInfo
-from gradwatch.train import activation_checkpointing, checkpoint
+from gradwatch.train import activation_checkpointing, activation_offloading, checkpoint
 from gradwatch.train.batches import Batches
 from gradwatch.train.objective import Objective
 from gradwatch.train.parallel.parts import Part
@@ -269,7 +269,13 @@ class TrainingState:
             clip=Clip(norm=train.clip.norm, value=train.clip.value) if train.clip else None,
             on_nonfinite=train.on_nonfinite,
             ranks=self.ranks,
+            saving=self._saving(),
         )
+
+    def _saving(self) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+        if not self.config.train.activation_offloading or self.device.type in activation_offloading.HOST_IS_DEVICE:
+            return contextlib.nullcontext
+        return partial(activation_offloading.in_host_memory, self.model, self.device)
 
     @property
     def is_sharded(self) -> bool:

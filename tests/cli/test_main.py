@@ -132,8 +132,8 @@ error: train.accumulate: got 0, expected a whole number of at least 1
   |                        ^
 
 error: train.stepz: unknown setting, expected one of steps, epochs, device, parallel, shard_ranks, sync_batchnorm, \
-threads, precision, accumulate, clip, activation_checkpointing, compile, eval_every, checkpoint, early_stop, \
-on_nonfinite, on_critical, rewind, scaler
+threads, precision, accumulate, clip, activation_checkpointing, activation_offloading, compile, eval_every, \
+checkpoint, early_stop, on_nonfinite, on_critical, rewind, scaler
   --> mlp.yaml:10:3
    |
 10 |   stepz: 3

@@ -77,11 +77,11 @@ def test_configs_of_older_runs_still_load(load):
 
 
 def test_settings_that_ranks_cannot_have_are_problems(load):
-    wrong = ["train.device=cuda:1", "train.on_critical=rewind", "optim.name=LBFGS"]
+    wrong = ["train.device=cuda:1", "train.on_critical=rewind", "train.activation_offloading=true", "optim.name=LBFGS"]
 
     with pytest.raises(ConfigError) as caught:
         load("data.val_fraction=0.1", "train.parallel=fsdp2", *wrong)
 
     keys = {".".join(problem.key) for problem in caught.value.problems}
-    assert keys == {"train.device", "train.on_critical", "optim.name"}
+    assert keys == {"train.device", "train.on_critical", "train.activation_offloading", "optim.name"}
     assert load("data.val_fraction=0.1", *wrong)

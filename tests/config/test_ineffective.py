@@ -34,6 +34,12 @@ def found(write, *overrides):
             "remove it",
         ),
         (
+            ["train.activation_offloading=true", "train.device=cpu"],
+            "train.activation_offloading: has no effect: it moves activations from a device to host memory, and "
+            "train.device is cpu",
+            "remove it",
+        ),
+        (
             ["watch.enabled=false", "watch.updates_every=5"],
             "watch.updates_every: has no effect while watch.enabled is false",
             "watch.enabled: true",

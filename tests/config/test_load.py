@@ -8,7 +8,8 @@ from gradwatch.errors import ConfigError
 DATA_SETTINGS = "batch_size, eval_batch_size, workers, pin_memory, shuffle, drop_last, transform, augment"
 TRAIN_SETTINGS = (
     "steps, epochs, device, parallel, shard_ranks, sync_batchnorm, threads, precision, accumulate, clip, "
-    "activation_checkpointing, compile, eval_every, checkpoint, early_stop, on_nonfinite, on_critical, rewind, scaler"
+    "activation_checkpointing, activation_offloading, compile, eval_every, checkpoint, early_stop, on_nonfinite, "
+    "on_critical, rewind, scaler"
 )
 SECTIONS = "run, model, data, loss, optim, schedule, train, watch, detect, sinks"
 
@@ -117,6 +118,11 @@ def test_an_empty_mapping_misses_what_it_needs(write):
         (
             "train.activation_checkpointing={every: 0}",
             "train.activation_checkpointing.every: got 0, expected a whole number of at least 1, or null",
+        ),
+        (
+            "train={steps: 2, activation_checkpointing: {budget: 4GB}, activation_offloading: true}",
+            "train.activation_offloading: got true with activation_checkpointing: {budget: ...}, which chooses what to "
+            "recompute instead; set one of them",
         ),
         (
             "train.compile=maybe",

@@ -24,13 +24,15 @@ def rows(nbytes):
 class KnownMemory:
     """A planner of a model whose peak is weights, moments and activations, each by a formula."""
 
-    def __init__(self, *, samples=10_000, batch_norm=False):
+    def __init__(self, *, samples=10_000, batch_norm=False, device_memory=False):
         self.config = SimpleNamespace(
             data=SimpleNamespace(batch_size=32),
-            train=SimpleNamespace(accumulate=1, precision="fp32", activation_checkpointing="none", device="cpu"),
+            train=SimpleNamespace(
+                accumulate=1, precision="fp32", activation_checkpointing="none", activation_offloading=False
+            ),
             optim=SimpleNamespace(name="AdamW", options={}),
         )
-        self.samples, self.has_batch_norm = samples, batch_norm
+        self.samples, self.has_batch_norm, self.has_device_memory = samples, batch_norm, device_memory
         self.blocks = tuple(f"blocks.{i}" for i in range(BLOCKS))
         self.planned = []
 
@@ -49,7 +51,8 @@ class KnownMemory:
             recomputed = len(choice["modules"])
         moments = 1 if "optim.name" in changes else 2
         batch, half = changes.get("data.batch_size", 32), "train.precision" in changes
-        activations = batch * SAMPLE * (BLOCKS - recomputed) // (1 + half)
+        offloaded = "train.activation_offloading" in changes
+        activations = 0 if offloaded else batch * SAMPLE * (BLOCKS - recomputed) // (1 + half)
         peak = WEIGHTS * (2 + moments) + activations
         return Plan(
             peak_bytes=peak,
@@ -59,6 +62,7 @@ class KnownMemory:
             at_peak={},
             phase="backward",
             moved_bytes=0,
+            host_bytes=2 * batch * SAMPLE * BLOCKS * offloaded,
             flops=batch * changes.get("train.accumulate", 1) * (3 * BLOCKS + recomputed),
             device="cpu",
             is_traced=True,
@@ -103,6 +107,17 @@ def test_with_batch_norm_the_fewest_modules_are_recomputed_instead():
     assert advised.cheapest.changes == {"train.activation_checkpointing": {"modules": ["blocks.0"]}}
     assert advised.cheapest.effect is Effect.NONE
     assert advised.cheapest.extra_work == pytest.approx(1 / (3 * BLOCKS))
+
+
+def test_host_memory_is_advised_on_a_device_with_its_own_at_the_price_of_the_copies():
+    budget = 4 * WEIGHTS + SAMPLE * BLOCKS - 1  # below one sample in all blocks
+
+    advised = advise(KnownMemory(device_memory=True), budget)
+
+    (offloading,) = [advice for advice in advised.changes if advice.changes == {"train.activation_offloading": True}]
+    assert advised.cheapest is offloading  # nothing else fits alone
+    assert offloading.saved_bytes == 32 * SAMPLE * BLOCKS
+    assert offloading.extra_work > 1
 
 
 def test_changes_are_joined_if_none_fits_alone(planner):

@@ -10,6 +10,7 @@ from gradwatch.config.load import load_config
 from gradwatch.errors import GradwatchError
 from gradwatch.planning.checkpointing import settle
 from gradwatch.planning.training import ConfigPlanner
+from gradwatch.train.activation_offloading import except_weights
 from gradwatch.train.training_state import TrainingState
 
 CONFIG = """\
@@ -74,6 +75,28 @@ def test_activations_are_what_the_settings_change(planner):
     # the products of the blocks run once more: a third of their passes
     assert plain.flops < checkpointed.flops < 4 / 3 * plain.flops
     assert checkpointed.parts["weights"] == plain.parts["weights"] == 4 * plain.parameters
+
+
+def test_activations_in_host_memory_are_copied_there_and_back(load):
+    # a device that no test machine has: the plan is that of the CPU, with memory of a device
+    planner = ConfigPlanner(lambda changes: load({"train.device": "xpu", **changes}))
+    saved = []
+    training, window = ConfigPlanner(load).real_step()
+    stepper = training.stepper(lambda: 1.0)
+
+    def pack(tensor):
+        saved.append(tensor.nbytes)
+        return (tensor,)
+
+    stepper.saving = lambda: except_weights(training.model, pack, lambda kept: kept[0])
+    stepper.run(window)
+    plain, offloaded = planner.plan(), planner.plan({"train.activation_offloading": True})
+
+    assert offloaded.host_bytes == 2 * sum(saved)
+    assert plain.host_bytes == offloaded.parts["activations"] == 0
+    # what is left of the activations are the inputs of one operation, and the logits with their loss
+    assert offloaded.peak_bytes < plain.peak_bytes - 0.5 * plain.at_peak["activations"]
+    assert offloaded.work > plain.work
 
 
 @pytest.fixture(scope="module")

@@ -46,6 +46,16 @@ def _not_with_budget(value: Any, info: ValidationInfo) -> Any:
     return value
 
 
+def _not_while_planned(value: bool, info: ValidationInfo) -> bool:
+    choice = info.data.get("activation_checkpointing")
+    if value and isinstance(choice, BlocksSection) and choice.budget:
+        raise_problem(
+            "got true with activation_checkpointing: {budget: ...}, which chooses what to recompute instead; set one "
+            "of them"
+        )
+    return value
+
+
 class ClipSection(Section):
     """Limit of the gradient, applied once it is unscaled and observed."""
 
@@ -169,6 +179,11 @@ class TrainSection(Section):
         default="none",
         description="Save memory by computing activations twice: none, sqrt, {every: k}, {modules: []} or "
         "{budget: 4GB}.",
+    )
+    activation_offloading: Annotated[bool, AfterValidator(_not_while_planned)] = Field(
+        default=False,
+        description="Save device memory by keeping the activations in host memory until the backward pass; with "
+        "activation_checkpointing, those that are not computed again.",
     )
     compile: bool | CompileSection = Field(
         default=False, description="Use torch.compile, with these keyword arguments."
