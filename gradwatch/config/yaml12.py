@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import yaml
@@ -57,8 +58,9 @@ for _name, _pattern, _first in _RESOLVERS:
         _class.add_implicit_resolver(_TAG + _name, re.compile(f"^(?:{_pattern})$"), _first)
 
 
+@lru_cache(maxsize=16)  # a search for a cure reads the config of its run a hundred times
 def compose(text: str) -> Node | None:
-    """Parse one document to a tree of YAML nodes, or None if it is empty.
+    """Parse one document to a tree of YAML nodes, which nobody changes, or None if it is empty.
 
     Raises:
         yaml.YAMLError: The text is not YAML.

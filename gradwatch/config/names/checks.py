@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -78,6 +79,7 @@ def check_options(
     return checked, found
 
 
+@cache
 def make_options_model(signature: Signature, *, partial: bool = False) -> type[BaseModel]:
     """Make a pydantic model of keyword arguments; names outside the signature are not checked."""
     fields: dict[str, Any] = {}
@@ -119,6 +121,7 @@ def check_switches(vocabulary: Vocabulary, given: Any) -> tuple[dict[str, dict[s
     return checked, found
 
 
+@cache
 def with_enabled(signature: Signature) -> Signature:
     """Return the signature of a detector or sink with the additional parameter `enabled`."""
     return Signature(name=signature.name, parameters=(ENABLED, *signature.parameters), doc=signature.doc)

@@ -122,6 +122,7 @@ def _read_class(place: str, noun: str, *, called: str) -> Signature:
     return _read(found, noun, called=called)
 
 
+@cache
 def _read(found: griffe.Object, noun: str, *, called: str = "", wrapper: str = "") -> Signature:
     """Return the signature that a config sees, with the settings that our builder adds."""
     signature = read_signature(found, called=called, hidden=GIVEN_BY_HARNESS[noun], types=TYPES.get(noun, {}))

@@ -45,9 +45,9 @@ class Parameter:
         return self.text if self.default is UNKNOWN else show(self.default)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Signature:
-    """The settings that a config may give to a function or class.
+    """The settings that a config may give to a function or class. There is one for each, so what it leads to is kept.
 
     Args:
         name: Its name in a config.
