@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import itertools
 import re
+from functools import cache
 
 import numpy as np
 import pytest
@@ -13,7 +14,6 @@ from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 
 ALL = detectors()
-CASES = [(type(d), example) for d in ALL for example in type(d).examples()]
 SECTIONS = (
     "What it measures:",
     "Why it matters:",
@@ -28,22 +28,37 @@ MAX_USER_LINES = 12
 """Lines of a manual page for people who have the problem, before the algorithm."""
 
 each = pytest.mark.parametrize("detector", ALL, ids=lambda d: d.kind)
-every_example = pytest.mark.parametrize(("cls", "example"), CASES, ids=[f"{c.kind}: {e.name}" for c, e in CASES])
 
 
-@every_example
-def test_a_detector_says_of_its_example_what_the_example_wants(cls, example, replay):
-    found = replay(example.history, [cls()])
+@cache
+def examples_of(detector):
+    """Return the examples of a detector, which are made once, by the process that runs these tests."""
+    return tuple(type(detector).examples())
 
-    named = {name for f in found for name in f.names or (None,)}
-    assert sorted(map(str, named)) == sorted(map(str, example.layers)), [f.message for f in found]
-    assert {f.kind for f in found} <= {cls.kind}, "a detector speaks of its own symptom only"
-    assert {f.code for f in found} <= {cls.code}
+
+@pytest.fixture(scope="module")
+def findings(replay):
+    """Return each example of a detector and what is found in it, step by step."""
+
+    @cache
+    def replayed(detector):
+        return [(example, replay(example.history, [type(detector)()])) for example in examples_of(detector)]
+
+    return replayed
+
+
+@each
+def test_a_detector_says_of_its_examples_what_they_want(detector, findings):
+    for example, found in findings(detector):
+        named = {name for f in found for name in f.names or (None,)}
+        assert sorted(map(str, named)) == sorted(map(str, example.layers)), (example.name, [f.message for f in found])
+        assert {f.kind for f in found} <= {detector.kind}, f"{example.name}: a detector speaks of its own symptom only"
+        assert {f.code for f in found} <= {detector.code}, example.name
 
 
 @each
 def test_examples_fire_and_stay_quiet(detector):
-    examples = list(type(detector).examples())
+    examples = examples_of(detector)
 
     assert any(e.layers for e in examples), "no example shows the illness"
     assert any("healthy" in e.name for e in examples), "no example shows a healthy run"
@@ -51,9 +66,9 @@ def test_examples_fire_and_stay_quiet(detector):
     assert len({e.name for e in examples}) == len(examples)
 
 
-@every_example
-def test_findings_carry_evidence_and_one_sentence(cls, example, replay):
-    for finding in replay(example.history, [cls()]):
+@each
+def test_findings_carry_evidence_and_one_sentence(detector, findings):
+    for finding in itertools.chain.from_iterable(found for _, found in findings(detector)):
         assert finding.evidence, "a finding without numbers proves nothing"
         assert all(isinstance(q.value, float) for q in finding.evidence), "numbers of evidence are plain floats"
         assert finding.message, "a finding says something"
@@ -111,21 +126,22 @@ def test_a_kind_is_spelt_the_same_everywhere(detector):
     assert isinstance(detector, Detector)
 
 
-@every_example
-def test_the_same_history_gives_the_same_findings_twice(cls, example):
-    detector = cls()
-    first = list(detector.detect(example.history))
+@each
+def test_the_same_history_gives_the_same_findings_twice(detector):
+    for example in examples_of(detector):
+        asked = type(detector)()
+        first = list(asked.detect(example.history))
 
-    assert list(detector.detect(example.history)) == first, "a detector has no memory of its own"
-    assert list(cls().detect(example.history)) == first
+        assert list(asked.detect(example.history)) == first, f"{example.name}: a detector has no memory of its own"
+        assert list(type(detector)().detect(example.history)) == first, example.name
 
 
 @pytest.mark.parametrize("exponent", [-20, 20])
 @pytest.mark.parametrize("detector", [d for d in ALL if d.kind != "fp16-underflow"], ids=lambda d: d.kind)
-def test_gradients_in_other_units_give_the_same_findings(detector, exponent, replay):
-    for example in type(detector).examples():
+def test_gradients_in_other_units_give_the_same_findings(detector, exponent, findings, replay):
+    for example, found in findings(detector):
         scaled = _rescaled(example.history, 2.0**exponent)
-        wanted = {(f.layer, f.step) for f in replay(example.history, [detector])}
+        wanted = {(f.layer, f.step) for f in found}
 
         assert {(f.layer, f.step) for f in replay(scaled, [detector])} == wanted, example.name
 
@@ -161,11 +177,11 @@ UNORDERED = [d for d in ALL if d.kind not in ORDERED and d.kind != "layer-imbala
 
 
 @pytest.mark.parametrize("detector", UNORDERED, ids=lambda d: d.kind)
-def test_the_order_of_layers_does_not_matter_where_depth_does_not(detector, replay):
-    for example in type(detector).examples():
+def test_the_order_of_layers_does_not_matter_where_depth_does_not(detector, findings, replay):
+    for example, found in findings(detector):
         order = np.random.default_rng(3).permutation(len(example.history.info.layers))
         shuffled = _permuted(example.history, order)
-        wanted = {(f.layer, f.step) for f in replay(example.history, [detector])}
+        wanted = {(f.layer, f.step) for f in found}
 
         assert {(f.layer, f.step) for f in replay(shuffled, [detector])} == wanted, example.name
 
