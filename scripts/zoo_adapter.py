@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
-from zoo.protocol import Finding  # type: ignore[import-not-found]
+from zoo.protocol import FAULTS, Finding  # type: ignore[import-not-found]
 
 from gradwatch import Monitor, watch
 
@@ -21,11 +21,12 @@ class Adapter:
         self._monitor.step(loss, batch=context.get("batch"), val_loss=context.get("val_loss"))
 
     def findings(self) -> list[Any]:
-        """Return what was found, most telling first."""
+        """Return what was found, most telling first, without the kinds that the zoo has no word for."""
         return [
             Finding(kind=f.kind, layer=layer, step=f.step, severity=str(f.severity))
             for f in self._monitor.findings()
             for layer in f.names or (None,)
+            if f.kind in FAULTS
         ]
 
 

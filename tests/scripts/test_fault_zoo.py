@@ -1,18 +1,25 @@
 """The fault zoo lists its cases, scores them, and rejects names that it does not know."""
 
+import importlib
 import json
 import subprocess
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import warm_python
 
 import gradwatch
+from gradwatch.detect import detector_classes, detectors
+from gradwatch.events import UNSTABLE
+from gradwatch.history.synthetic.builder import Synthetic
+from gradwatch.pipeline.redetect import redetect
 from scripts.fault_zoo import worker
 from scripts.fault_zoo.__main__ import main
 from scripts.fault_zoo.case_sets import SETS, load_set
 from scripts.fault_zoo.judge import are_losses_equal, is_same_place, judge
-from scripts.fault_zoo.protocol import Case, Finding
+from scripts.fault_zoo.protocol import FAULTS, Case, Finding
 
 ROOT = Path(__file__).parents[2]
 
@@ -121,3 +128,22 @@ def test_nan_losses_are_equal():
     assert are_losses_equal([1.0, float("nan")], [1.0, float("nan")])
     assert not are_losses_equal([1.0], [1.0, 1.0])
     assert not are_losses_equal([1.0], [float("nan")])
+
+
+def test_the_zoo_has_a_word_for_each_kind_that_one_process_may_report():
+    kinds = {cls.kind for cls in detector_classes() if ".ranks." not in cls.__module__}
+
+    assert kinds == FAULTS.keys(), "the worker refuses a finding of another kind"
+
+
+def test_an_adapter_leaves_out_the_kinds_that_the_outer_zoo_has_no_word_for(monkeypatch):
+    protocol = ModuleType("zoo.protocol")
+    protocol.FAULTS, protocol.Finding = {"dead-layer": "a layer is dead"}, Finding
+    monkeypatch.setitem(sys.modules, "zoo.protocol", protocol)
+    monkeypatch.delitem(sys.modules, "scripts.zoo_adapter", raising=False)
+    adapter = importlib.import_module("scripts.zoo_adapter").Adapter
+    history = Synthetic(steps=120).dead(5, onset=60).add_event(UNSTABLE, text="log(softmax(x))").history()
+
+    assert {finding.kind for finding in redetect(history, detectors()).findings} == {"dead-layer", "unstable-formula"}
+    monitor = SimpleNamespace(findings=lambda: redetect(history, detectors()).findings)
+    assert [(f.kind, f.layer) for f in adapter(monitor).findings()] == [("dead-layer", "layers.5.weight")]
