@@ -25,6 +25,15 @@ class Purpose(enum.StrEnum):
     BUFFERS = "buffers"
 
 
+CUDA_BLOCK_BYTES = 512
+"""Bytes of which the blocks of torch's allocator on CUDA are multiples, see `kMinBlockSize` in CUDACachingAllocator."""
+
+
+def block_bytes(nbytes: int, device: str) -> int:
+    """Return the bytes of the block that the allocator of a type of device takes for a storage."""
+    return -(-nbytes // CUDA_BLOCK_BYTES) * CUDA_BLOCK_BYTES if device == "cuda" else nbytes
+
+
 def no_bytes() -> dict[Purpose, int]:
     """Return 0 bytes for each part."""
     return dict.fromkeys(Purpose, 0)
@@ -77,8 +86,9 @@ class Ledger:
         if storage is None or id(storage) in self._blocks:
             return False
         ref = weakref.ref(storage, functools.partial(self._free, id(storage)))
-        self._blocks[id(storage)] = _LiveStorage(ref, storage.nbytes(), part)
-        self._change(part, storage.nbytes())
+        nbytes = block_bytes(storage.nbytes(), self.device)
+        self._blocks[id(storage)] = _LiveStorage(ref, nbytes, part)
+        self._change(part, nbytes)
         return True
 
     def label(self, tensor: Tensor, part: Purpose) -> None:

@@ -18,7 +18,7 @@ from gradwatch.planning.modules import ModuleRecorder, wall_clock
 from gradwatch.planning.result import Plan
 from gradwatch.planning.tracker import StorageTracker, saved_tensors
 
-UNCOUNTED = "not counted: the workspace of convolutions that are too large to be tried"
+UNCOUNTED = "not counted: the workspace of operations that are too large to be tried"
 
 
 def trace(

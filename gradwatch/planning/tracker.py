@@ -81,20 +81,21 @@ class StorageTracker(TorchDispatchMode):
         except (DataDependentOutputException, DynamicOutputShapeException):
             out = self._without_data(func, args)
         outputs = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
+        flops = 0
         for tensor in outputs:
             self._ledger.add(tensor)
         if formula := FORMULAS.get(func.overloadpacket):
             flops = formula(*args, **(kwargs or {}), out_val=out)
             self.flops += flops
-            self._count_workspace(func, args, flops)
         elif not func.is_view:
             if func is aten._to_copy.default and out.device != args[0].device:
                 self.host_bytes += out.numel() * out.itemsize
             self.moved_bytes += sum(tensor.numel() * tensor.itemsize for tensor in (*inputs, *outputs))
+        self._count_workspace(func, args, kwargs, flops)
         return out
 
-    def _count_workspace(self, func: Any, args: tuple[Any, ...], flops: int) -> None:
-        nbytes = workspace_bytes(func, args, flops)
+    def _count_workspace(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, flops: int) -> None:
+        nbytes = workspace_bytes(func, args, kwargs, device=self._ledger.device, flops=flops)
         if nbytes is None:
             self.has_uncounted = True
         elif nbytes:

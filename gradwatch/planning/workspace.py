@@ -1,4 +1,4 @@
-"""Measure the workspace of convolutions on the CPU, which their kernels allocate where no operation shows it."""
+"""Measure the workspace of operations, which their kernels allocate where no operation shows it."""
 
 # B = samples of a batch
 
@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,81 +15,169 @@ from torch import Tensor
 from torch._C import _autograd
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+
+from gradwatch.planning.ledger import block_bytes
 
 aten = torch.ops.aten
 OF_BATCH = {aten.convolution.default: (0,), aten.convolution_backward.default: (0, 1)}
 """Convolutions, with the positions of the arguments whose first dimension is the batch."""
 FEW = 16
-"""Samples with which a convolution of a larger batch is tried: torch takes other kernels for fewer than 16."""
+"""Samples with which a convolution of a larger batch is tried on a CPU: torch takes other kernels for fewer than 16."""
 MAX_FLOPS = 1e10
-"""Operations of the largest convolution to try: a fraction of a second."""
+"""Operations of the largest convolution to try on a CPU: a fraction of a second."""
+MAX_FREE_FRAC = 0.5
+"""Most of a GPU's free memory that the arguments of an operation may take, so that its result fits as well."""
+TRIED_ON_GPU = {
+    *OF_BATCH,
+    aten.mm.default,
+    aten.addmm.default,
+    aten.bmm.default,
+    aten.baddbmm.default,
+    aten.native_batch_norm.default,
+    aten.native_batch_norm_backward.default,
+    aten._native_batch_norm_legit.default,
+    aten.cudnn_batch_norm.default,
+    aten.cudnn_batch_norm_backward.default,
+    aten.native_layer_norm.default,
+    aten.native_layer_norm_backward.default,
+    aten.native_group_norm.default,
+    aten.native_group_norm_backward.default,
+    aten.embedding_dense_backward.default,
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_flash_attention_backward.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_efficient_attention_backward.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+    aten._scaled_dot_product_cudnn_attention_backward.default,
+    aten.sum.default,
+    aten.sum.dim_IntList,
+    aten.mean.default,
+    aten.mean.dim,
+    aten.linalg_vector_norm.default,
+    aten._foreach_norm.Scalar,
+    aten.cumsum.default,
+    aten.sort.default,
+    aten.topk.default,
+}
+"""Operations whose kernels take workspace on a GPU, and for which zeros are valid arguments.
 
-_Signature = tuple[Any, ...]
+No others are tried: some read memory of the host or assert what their arguments are, and would end the process.
+"""
 
 
-def workspace_bytes(func: Any, args: tuple[Any, ...], flops: int) -> int | None:
-    """Return the bytes that an operation takes beside its outputs, or None if that would take too long to find out.
+@dataclass(frozen=True)
+class _Form:
+    """A tensor's form, without its data and, if `is_of_batch`, without the number of samples."""
 
-    A kernel may copy its inputs and outputs into a layout of its own, which depends on the machine. So each distinct
-    convolution runs once, on zeros. For a large batch it runs with 16 and with 17 samples instead, since the size of
-    each allocation is a line over the samples.
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+    is_of_batch: bool = False
+
+    def zeros(self, samples: int) -> Tensor:
+        """Return such a tensor."""
+        size = (samples, *self.shape) if self.is_of_batch else self.shape
+        return torch.empty_strided(size, self.stride, dtype=self.dtype, device=self.device).zero_()
+
+
+def workspace_bytes(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *, device: str, flops: int = 0
+) -> int | None:
+    """Return the bytes that an operation takes beside its outputs, or None if that would take too much to find out.
+
+    Which kernel runs, and what it allocates, depends on the machine. So each distinct operation runs once, on zeros: on
+    a GPU, if there is one, as it is. On a CPU only convolutions have workspace. For a large batch they run with 16 and
+    with 17 samples instead, since the size of each allocation is a line over the samples.
 
     Args:
-        func: The operation; those that are no convolutions have 0.
+        func: The operation.
         args: Its arguments, with or without data.
+        kwargs: Its arguments by name.
+        device: Type of the device to count on.
         flops: Its floating-point operations.
     """
-    positions = OF_BATCH.get(func)
-    if positions is None or args[0].device.type != "cpu":
-        return 0
+    if device == "cuda" and torch.cuda.is_available():
+        return _on_gpu(func, args, kwargs or {})
+    if device == "cpu" and func in OF_BATCH:
+        return _of_convolution(func, args, flops)
+    return 0
+
+
+def _of_convolution(func: Any, args: tuple[Any, ...], flops: int) -> int | None:
     samples = args[0].shape[0]
     tried = (FEW, FEW + 1) if samples > 2 * FEW else (samples,)
     if flops / samples * sum(tried) > MAX_FLOPS:
         return None
-    signature = tuple(_described(arg, is_of_batch=i in positions) for i, arg in enumerate(args))
-    found = [_allocations(func, signature, count) for count in tried]
-    return _peak(found, samples) if len({len(sizes) for sizes in found}) == 1 else None
+    forms = tuple(_form(arg, is_of_batch=i in OF_BATCH[func]) for i, arg in enumerate(args))
+    signature = _hashable((forms, {}))
+    found = [_allocations(func, *signature, count) for count in tried]
+    if len({len(sizes) for sizes in found}) > 1:
+        return None
+    further = samples - FEW if len(found) > 1 else 0
+    return _peak([a + further * (b - a) for a, b in zip(found[0], found[-1], strict=True)])
 
 
-def _described(arg: Any, *, is_of_batch: bool) -> Any:
-    """Return an argument as hashable data, without the number of samples."""
-    if isinstance(arg, Tensor):
-        return ("tensor", tuple(arg.shape[is_of_batch:]), arg.stride(), arg.dtype, is_of_batch)
-    return tuple(arg) if isinstance(arg, list) else arg
+def _on_gpu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+    if func not in TRIED_ON_GPU:
+        return 0
+    given = tree_leaves((args, kwargs))
+    free, _ = torch.cuda.mem_get_info()
+    if sum(tensor.nbytes for tensor in given if isinstance(tensor, Tensor)) > MAX_FREE_FRAC * free:
+        return None
+    names = [argument.name for argument in func._schema.arguments]
+    # without dropout, so that no kernel reads the state of a random generator, which has no value here
+    args = tuple(0.0 if name == "dropout_p" else value for name, value in zip(names, args, strict=False))
+    try:
+        return _peak(_allocations(func, *_hashable(tree_map_only(Tensor, _form, (args, kwargs))), 1))
+    except RuntimeError:  # the result does not fit
+        return None
+
+
+def _form(value: Any, *, is_of_batch: bool = False) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return _Form(tuple(value.shape[is_of_batch:]), value.stride(), value.dtype, str(value.device), is_of_batch)
+
+
+def _hashable(tree: Any) -> tuple[tuple[Any, ...], Any]:
+    """Return the leaves of nested arguments, and their structure."""
+    leaves, structure = tree_flatten(tree)
+    return tuple(leaves), structure
 
 
 @functools.cache
-def _allocations(func: Any, signature: _Signature, samples: int) -> tuple[int, ...]:
+def _allocations(func: Any, leaves: tuple[Any, ...], structure: Any, samples: int) -> tuple[int, ...]:
     """Return the sizes of all allocations of an operation in their order, negative where memory is freed.
 
     The bytes of the outputs are subtracted at the end.
     """
-
-    def made(described: Any) -> Any:
-        if not (isinstance(described, tuple) and described and described[0] == "tensor"):
-            return list(described) if isinstance(described, tuple) else described
-        _, shape, stride, dtype, is_of_batch = described
-        size = (samples, *shape) if is_of_batch else shape
-        return torch.empty_strided(size, stride, dtype=dtype, device="cpu").zero_()
-
     with _disable_current_modes(), torch.no_grad():
-        args = [made(described) for described in signature]
+        args, kwargs = tree_unflatten(
+            [leaf.zeros(samples) if isinstance(leaf, _Form) else leaf for leaf in leaves], structure
+        )
+        func(*args, **kwargs)  # a first call makes libraries allocate what they keep
         # not the newer profiler, which takes longer to start and logs to standard error
         _autograd._enable_profiler_legacy(
             ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
         )
         try:
-            out = func(*args)
+            out = func(*args, **kwargs)
         finally:
             events = _autograd._disable_profiler_legacy()
-    sizes = [e.cpu_memory_usage() for thread in events for e in thread if str(e.kind()) == "memory_alloc"]
-    outputs = [out] if isinstance(out, Tensor) else [tensor for tensor in out if tensor is not None]
-    return (*sizes, -sum(tensor.nbytes for tensor in outputs))
+    given = {tensor.untyped_storage()._cdata for tensor in tree_leaves((args, kwargs)) if isinstance(tensor, Tensor)}
+    outputs = {
+        tensor.untyped_storage()._cdata: block_bytes(tensor.untyped_storage().nbytes(), tensor.device.type)
+        for tensor in tree_leaves(out)
+        if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in given
+    }
+    allocated = [event for thread in events for event in thread if str(event.kind()) == "memory_alloc"]
+    sizes = [event.cpu_memory_usage() + event.cuda_memory_usage() for event in allocated]
+    return (*sizes, -sum(outputs.values()))
 
 
-def _peak(found: list[tuple[int, ...]], samples: int) -> int:
-    """Return the largest sum of allocations beside the outputs, for a number of samples."""
-    first, last = found[0], found[-1]
-    further = samples - FEW if len(found) > 1 else 0
-    *sizes, freed = (a + further * (b - a) for a, b in zip(first, last, strict=True))
-    return max(0, max(itertools.accumulate(sizes), default=0) + freed)
+def _peak(sizes: Sequence[int]) -> int:
+    """Return the largest sum of allocations beside the outputs, whose bytes end the list."""
+    *changes, freed = sizes
+    return max(0, max(itertools.accumulate(changes), default=0) + freed)

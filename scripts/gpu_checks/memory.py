@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import gradwatch
 from gradwatch.config.load import load_config
@@ -62,13 +63,18 @@ def one_step(model: nn.Module, step: Any, optimizer: torch.optim.Optimizer, x: T
 
 
 def allocated() -> int:
-    """Return what earlier parts have left, after a multiplication that makes the libraries allocate their workspace."""
+    """Return what earlier parts have left, after the libraries have allocated the workspace that they keep.
+
+    They keep some for products with and without a bias, and for each thread: a recomputed forward pass runs in that of
+    the backward pass.
+    """
     gc.collect()
     size = 256
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         x = torch.ones(size, size, dtype=dtype, device="cuda", requires_grad=True)
-        (x @ x).sum().backward()
-    del x
+        for y in (x @ x, checkpoint(nn.functional.linear, x, x, x[0], use_reentrant=False)):
+            y.sum().backward()
+    del x, y
     torch.cuda.synchronize()
     print(f"        {torch.cuda.memory_allocated() / 1e6:.2f} MB are allocated before")
     return torch.cuda.memory_allocated()
@@ -79,8 +85,10 @@ def compare_plan(name: str) -> None:
 
     def load(changes: Any) -> Any:
         settings = {"train.device": "cuda", "data.workers": 0, **changes}
-        if name.startswith("cifar"):  # of the same form as the digits' config, with data that needs no download
-            settings |= {"data": {"name": "digits", "batch_size": 64}}
+        if name.startswith("cifar"):  # the digits as images with colors, which need no download
+            settings |= {
+                "data": {"name": "digits", "batch_size": 64, "transform": [{"Grayscale": {"num_output_channels": 3}}]}
+            }
         return load_config(Path("configs") / f"{name}.yaml", [f"{k}={json.dumps(v)}" for k, v in settings.items()])
 
     before = allocated()

@@ -38,14 +38,14 @@ def allocated(func, args):
 def test_the_workspace_is_what_the_kernel_allocates_beside_its_outputs(pass_, samples):
     func, args = pass_(samples)
 
-    assert workspace_bytes(func, args, 1) == allocated(func, args)
+    assert workspace_bytes(func, args, device="cpu", flops=1) == allocated(func, args)
 
 
 def test_a_convolution_that_would_take_long_is_not_tried():
     func, args = convolution(100)
 
-    assert workspace_bytes(func, args, 10**13) is None
+    assert workspace_bytes(func, args, device="cpu", flops=10**13) is None
 
 
 def test_other_operations_have_none():
-    assert workspace_bytes(torch.ops.aten.mm.default, (torch.ones(2, 2), torch.ones(2, 2)), 16) == 0
+    assert workspace_bytes(torch.ops.aten.mm.default, (torch.ones(2, 2), torch.ones(2, 2)), device="cpu", flops=16) == 0

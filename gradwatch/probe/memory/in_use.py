@@ -21,9 +21,12 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def machine_memory(device: str) -> int:
-    """Return the bytes of memory of a type of device: of the GPU for `cuda`, else of the machine."""
+    """Return the bytes that tensors may take on a type of device: all memory of the machine for `cpu`.
+
+    On `cuda` it is what torch holds or can still get: the CUDA context and other processes take a part of the GPU.
+    """
     if device == "cuda":
-        return int(torch.cuda.mem_get_info()[1])
+        return int(torch.cuda.mem_get_info()[0]) + torch.cuda.memory_reserved()
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
