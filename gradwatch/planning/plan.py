@@ -51,7 +51,15 @@ def plan(
         with preserved_random_state(), replaced(model, optimizer, stand_ins.of):
             inputs = stand_ins.of_all(batch)
             run = _whole_step(model, step, inputs, optimizer)
-            return trace(run, batch=inputs, model=model, optimizer=optimizer, device=device, mode=mode)
+            return trace(
+                run,
+                batch=inputs,
+                model=model,
+                optimizer=optimizer,
+                device=device,
+                mode=mode,
+                has_device_memory=device.type == "cuda",
+            )
     except Exception as error:  # a step may do anything that a tensor without data does not allow
         reason = raised(error)
         if any(tensor.is_meta for tensor in model.parameters()):

@@ -31,6 +31,7 @@ def trace(
     mode: FakeTensorMode | None,
     notes: tuple[str, ...] = (),
     shares: Sequence[Mapping[Purpose, float]] = (),
+    has_device_memory: bool = False,
 ) -> Plan:
     """Run a training step twice and return the memory of the second run, which begins with the optimizer's state.
 
@@ -44,6 +45,7 @@ def trace(
         mode: Mode of the model's tensors if they have no data, or None to run with real ones and measure time.
         notes: Sentences on what the plan leaves out.
         shares: Fractions of the parts of which to find the peaks too.
+        has_device_memory: Whether the device that is planned has memory of its own, as a GPU.
     """
     ledger = Ledger(device=device.type, shares=shares)
     for parameter in model.parameters():
@@ -69,6 +71,8 @@ def trace(
         stack.enter_context(_labelled(ledger, model, optimizer))
         stack.enter_context(recorder)
         if mode:
+            if optimizer and has_device_memory:
+                stack.enter_context(_updates_by_foreach(optimizer))
             stack.enter_context(mode)
         stack.enter_context(tracker)
         stack.enter_context(saved_tensors(ledger, recorder.saved))
@@ -134,6 +138,26 @@ def _labelled(ledger: Ledger, model: nn.Module, optimizer: torch.optim.Optimizer
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextlib.contextmanager
+def _updates_by_foreach(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Let the groups that leave it to torch update all tensors at once in a `with` block, as torch does on a GPU.
+
+    Tensors without data torch would update one after the other, which needs less memory.
+    """
+    chosen = [
+        group
+        for group in optimizer.param_groups
+        if group.get("foreach", False) is None and not group.get("fused") and not isinstance(group["lr"], Tensor)
+    ]
+    for group in chosen:
+        group["foreach"] = True
+    try:
+        yield
+    finally:
+        for group in chosen:
+            group["foreach"] = None
 
 
 def _label_state(ledger: Ledger, optimizer: torch.optim.Optimizer | None) -> None:

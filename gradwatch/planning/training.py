@@ -179,8 +179,7 @@ class ConfigPlanner:
         shares: Sequence[Mapping[Purpose, float]] = (),
     ) -> Plan:
         notes = (*self._notes, *([note] if note else []))
-        offloads = mode is not None and self.has_device_memory and training.config.train.activation_offloading
-        return plan_step(training, window, mode, notes=notes, shares=shares, offloads=offloads)
+        return plan_step(training, window, mode, notes=notes, shares=shares, has_device_memory=self.has_device_memory)
 
 
 def plan_step(
@@ -190,7 +189,7 @@ def plan_step(
     *,
     notes: tuple[str, ...] = (),
     shares: Sequence[Mapping[Purpose, float]] = (),
-    offloads: bool = False,
+    has_device_memory: bool = False,
 ) -> Plan:
     """Return the memory of the next step of a training, which is made twice.
 
@@ -200,13 +199,14 @@ def plan_step(
         mode: As in `trace`.
         notes: As in `trace`.
         shares: As in `trace`.
-        offloads: Whether saved tensors leave the device, for tensors without data, which no host memory can hold.
+        has_device_memory: Whether the device that is planned has memory of its own, as a GPU.
     """
     clip = training.config.train.clip
     # larger than the limit, so that the gradient is clipped
     norm = 2 * clip.norm if clip and clip.norm else 1.0
     stepper = training.stepper(lambda: norm)
-    if offloads:
+    if mode and has_device_memory and training.config.train.activation_offloading:
+        # saved tensors without data leave for no device at all, as no memory of the host can hold them
         stepper.saving = lambda: except_weights(training.model, _to_nowhere, _from_nowhere)
     training.model.train()
 
@@ -225,6 +225,7 @@ def plan_step(
         mode=mode,
         notes=(*notes, *_left_out(training)),
         shares=shares,
+        has_device_memory=has_device_memory,
     )
 
 
