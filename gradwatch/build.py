@@ -89,7 +89,9 @@ def optimizer(section: OptimSection, model: nn.Module) -> torch.optim.Optimizer:
     # if every parameter matches a group, the default group is empty, and `if p` drops it
     overrides: list[Mapping[str, Any]] = [{}, *(group.options for group in section.groups)]
     filled = [{"params": p, **o} for p, o in zip(groups, overrides, strict=True) if p]
-    made: torch.optim.Optimizer = _call(getattr(torch.optim, section.name), "optim", section.options, filled)
+    is_own = section.name in plugins.names("gradwatch.optimizers")
+    factory = plugins.load("gradwatch.optimizers", section.name).build if is_own else getattr(torch.optim, section.name)
+    made: torch.optim.Optimizer = _call(factory, "optim", section.options, filled)
     return made
 
 

@@ -48,9 +48,12 @@ def _holds_nothing_out(data: DataSection) -> bool:
 
 
 def _missing_packages(config: Config) -> list[Problem]:
-    commands = {name: installation(name) for name, options in config.sinks.items() if options.get("enabled", True)}
+    sinks = [name for name, options in config.sinks.items() if options.get("enabled", True)]
+    needed = {("sinks", name): name for name in sinks}
+    if config.optim.name == "adamw8bit":
+        needed["optim", "name"] = "torchao"
     return [
-        Problem(("sinks", name), f"the package {name} is not installed", help=command, is_about_key=True)
-        for name, command in commands.items()
-        if command
+        Problem(key, f"the package {package} is not installed", help=command, is_about_key=key[0] == "sinks")
+        for key, package in needed.items()
+        if (command := installation(package))
     ]

@@ -28,6 +28,9 @@ def parallel_problems(config: Config) -> list[Problem]:
     if parallel in ("fsdp2", "hsdp") and config.optim.name == "LBFGS":
         text = f"got 'LBFGS', which needs whole parameters, and train.parallel: {parallel} shards them"
         found.append(Problem(("optim", "name"), text, help="use another optimizer, or train.parallel: ddp"))
+    if parallel in ("fsdp2", "hsdp") and config.optim.name == "adamw8bit":
+        text = f"got 'adamw8bit', whose state is saved whole, and train.parallel: {parallel} shards it"
+        found.append(Problem(("optim", "name"), text, help="use adamw, or train.parallel: ddp"))
     if parallel in ("fsdp2", "hsdp") and train.activation_offloading:
         text = f"got true, and train.parallel: {parallel} would have the gathered weights moved to the host as well"
         found.append(Problem(("train", "activation_offloading"), text, help="remove it, or use train.parallel: ddp"))

@@ -11,14 +11,13 @@ from typing import Any, final
 from gradwatch.errors import GradwatchError
 from gradwatch.planning.checkpointing import KEY, WITHOUT_MATMULS, cheapest_choice
 from gradwatch.planning.result import Plan
-from gradwatch.planning.sharing import SharedPlan, plan_smaller_states
 from gradwatch.planning.training import ConfigPlanner
 
 MAX_GUESSES = 8
 """Batch sizes to guess by a line before halving, since a peak can move to another phase of the step."""
 MAX_BATCH = 1 << 20
 """Largest batch size to plan for a stream, whose length is not known."""
-ADAM = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax")
+ADAM = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "adamw8bit")
 """Optimizers with two moments for each weight."""
 FUSED_KINDS = ("Adam", "AdamW", "SGD", "Adagrad")
 """Optimizers of torch with a kernel for the whole update."""
@@ -74,14 +73,12 @@ class Advised:
         fits: Whether it fits as it is.
         largest_batch: Largest `data.batch_size` that fits, at most the samples of the data; 0 if none does.
         changes: Changes that save memory, those that fit and do least first.
-        others: What would save memory too, but is no setting of a config.
     """
 
     budget: int
     fits: bool
     largest_batch: int
     changes: tuple[Advice, ...]
-    others: tuple[SharedPlan, ...] = ()
 
     @property
     def cheapest(self) -> Advice | None:
@@ -136,7 +133,6 @@ class Advisor:
             fits=fits,
             largest_batch=self._largest_batch(),
             changes=tuple(saving),
-            others=tuple(other for other in plan_smaller_states(self._planner) if other.saved_bytes > 0),
         )
 
     def _single(self) -> Iterator[_Change]:
@@ -150,13 +146,15 @@ class Advisor:
             yield BF16
         if self._planner.config.optim.name in FUSED_KINDS and "fused" not in self._planner.config.optim.options:
             yield FUSED
+        if self._planner.config.optim.name == "AdamW":
+            yield EIGHT_BIT
         if self._planner.config.optim.name in ADAM:
             yield SGD
 
     def _combined(self) -> Iterator[_Change]:
         """Yield changes together: what alters the training least first, with as many micro-batches as it takes."""
         base: _Change | None = None
-        for change in (c for c in self._single() if c in (SQRT, OFFLOADING, BF16, SGD)):
+        for change in (c for c in self._single() if c in (SQRT, OFFLOADING, BF16, EIGHT_BIT, SGD)):
             base = base + change if base else change
             if base != change:
                 yield base
@@ -252,6 +250,7 @@ SQRT = _Change("recompute activations in segments of sqrt(blocks)", {KEY: "sqrt"
 OFFLOADING = _Change("keep saved activations in host memory", {"train.activation_offloading": True}, Effect.NONE)
 BF16 = _Change("run the passes in bf16", {"train.precision": "bf16"}, Effect.ROUNDING)
 FUSED = _Change("fuse the update, which then has no temporaries", {"optim.fused": True}, Effect.ROUNDING)
+EIGHT_BIT = _Change("keep the moments of AdamW in 8 bits", {"optim.name": "adamw8bit"}, Effect.ROUNDING)
 SGD = _Change(
     "take SGD, with one moment for each weight; tune its rate",
     {"optim.name": "sgd", "optim.momentum": 0.9},

@@ -5,13 +5,14 @@ from __future__ import annotations
 import enum
 import functools
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 class Purpose(enum.StrEnum):
@@ -37,6 +38,15 @@ def block_bytes(nbytes: int, device: str) -> int:
 def no_bytes() -> dict[Purpose, int]:
     """Return 0 bytes for each part."""
     return dict.fromkeys(Purpose, 0)
+
+
+def dense(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield the tensors that hold the numbers of a tensor: itself, or those inside of a packed one."""
+    if not is_traceable_wrapper_subclass(tensor):
+        yield tensor
+        return
+    for name in tensor.__tensor_flatten__()[0]:
+        yield from dense(getattr(tensor, name))
 
 
 @dataclass(slots=True)

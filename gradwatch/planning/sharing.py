@@ -1,4 +1,4 @@
-"""Plan what one rank takes if ranks share a training, and what smaller optimizer states or offloading would save."""
+"""Plan what one rank takes if ranks share a training."""
 
 # R = ranks
 
@@ -11,9 +11,6 @@ from typing import Any, final
 from gradwatch.planning.ledger import Purpose
 from gradwatch.planning.result import Plan
 from gradwatch.planning.training import HALF_PRECISION, ConfigPlanner
-
-BLOCK_8BIT = 256
-"""Numbers of a moment that share one float32 scale in 8-bit optimizers (arXiv:2110.02861; bitsandbytes)."""
 
 
 @final
@@ -74,24 +71,6 @@ def plan_ranks(planner: ConfigPlanner, ranks: int) -> tuple[SharedPlan, ...]:
     plain = planner.plan(changes)
     shard_ranks = min(planner.config.train.shard_ranks or ranks, ranks)
     return _planned(planner, changes, _of_ranks(planner, plain, ranks, shard_ranks))
-
-
-def plan_smaller_states(planner: ConfigPlanner) -> tuple[SharedPlan, ...]:
-    """Return the peak with moments in 8 bits, for loops of one's own."""
-    plain, found = planner.plan(), []
-    moments = round(plain.parts[Purpose.OPTIMIZER] / (4 * max(1, plain.parameters)))
-    if moments:
-        small = moments * plain.parameters * (1 + 4 / BLOCK_8BIT)
-        found.append(
-            Sharing(
-                name="8-bit moments",
-                text="keep the optimizer's moments in 8 bits",
-                shares={Purpose.OPTIMIZER: small / plain.parts[Purpose.OPTIMIZER]},
-                extra_bytes=0,
-                price="other rounding; bitsandbytes or torchao",
-            )
-        )
-    return _planned(planner, {}, found)
 
 
 def _of_ranks(planner: ConfigPlanner, plain: Plan, ranks: int, shard_ranks: int) -> list[Sharing]:

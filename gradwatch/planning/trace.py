@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
-from gradwatch.planning.ledger import Ledger, Purpose
+from gradwatch.planning.ledger import Ledger, Purpose, dense
 from gradwatch.planning.modules import ModuleRecorder, wall_clock
 from gradwatch.planning.result import Plan
 from gradwatch.planning.tracker import StorageTracker, saved_tensors
@@ -169,4 +169,5 @@ def _label_state(ledger: Ledger, optimizer: torch.optim.Optimizer | None) -> Non
     for tensor in tree_leaves([*optimizer.state.values(), held]):
         # an attribute may list the parameters, or their gradients
         if isinstance(tensor, Tensor) and id(tensor) not in parameters:
-            ledger.label(tensor, Purpose.OPTIMIZER)
+            for part in dense(tensor):
+                ledger.label(part, Purpose.OPTIMIZER)

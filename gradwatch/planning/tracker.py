@@ -8,7 +8,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
@@ -71,6 +71,8 @@ class StorageTracker(TorchDispatchMode):
         """Run an operation and count its tensors."""
         if func is torch.ops.prim.device.default:  # a question about a tensor, and half of all calls
             return func(*args)
+        if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
+            return NotImplemented  # runs as operations on the tensors inside of it
         inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         for tensor in inputs:
             self._ledger.add(tensor)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,8 @@ from gradwatch import build
 from gradwatch.config.sections.root import Config
 from gradwatch.data import Splits
 from gradwatch.errors import GradwatchError, raised
-from gradwatch.planning.ledger import Purpose
+from gradwatch.optimizers.adamw8bit import update_without_values
+from gradwatch.planning.ledger import Purpose, dense
 from gradwatch.planning.result import Plan
 from gradwatch.planning.trace import trace
 from gradwatch.render.common.format import shown_size
@@ -216,17 +218,18 @@ def plan_step(
         stepper.run(part)
         return len(window) / len(part)
 
-    return trace(
-        run,
-        batch=window,
-        model=training.model,
-        optimizer=training.optimizer,
-        device=training.device,
-        mode=mode,
-        notes=(*notes, *_left_out(training)),
-        shares=shares,
-        has_device_memory=has_device_memory,
-    )
+    with update_without_values(training.optimizer) if mode else contextlib.nullcontext():
+        return trace(
+            run,
+            batch=window,
+            model=training.model,
+            optimizer=training.optimizer,
+            device=training.device,
+            mode=mode,
+            notes=(*notes, *_left_out(training)),
+            shares=shares,
+            has_device_memory=has_device_memory,
+        )
 
 
 def _to_nowhere(tensor: Tensor) -> tuple[torch.device, Tensor]:
@@ -248,7 +251,8 @@ def _left_out(training: TrainingState) -> list[str]:
     record = config.watch.record
     if config.watch.enabled and record.enabled:
         weights = sum(p.nbytes for p in (*training.model.parameters(), *training.model.buffers()))
-        state = sum(v.nbytes for s in training.optimizer.state.values() for v in s.values() if isinstance(v, Tensor))
+        held = [v for s in training.optimizer.state.values() for v in s.values() if isinstance(v, Tensor)]
+        state = sum(part.nbytes for tensor in held for part in dense(tensor))
         if (weights + state) / 1e6 <= record.memory_mb:
             notes.append(
                 f"not counted: the copy of weights and optimizer to replay a step, {shown_size(weights + state)} of "

@@ -1,4 +1,4 @@
-"""Check that the package of a sink is installed, without importing it."""
+"""Check that a package that gradwatch does not depend on is installed, without importing it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import importlib.util
 
 from gradwatch.errors import GradwatchError
 
-PACKAGES = ("wandb", "mlflow", "trackio")
-"""Packages that gradwatch does not depend on. Each is named like its sink."""
+PACKAGES = ("wandb", "mlflow", "trackio", "torchao")
+"""Packages that gradwatch does not depend on: of sinks, which are named like them, and of the optimizer adamw8bit."""
 
 
-def installation(sink: str) -> str:
-    """Return the command that installs the missing package of a sink, or an empty string."""
-    if sink not in PACKAGES:
+def installation(package: str) -> str:
+    """Return the command that installs a package that is missing, or an empty string."""
+    if package not in PACKAGES:
         return ""
-    found = importlib.util.find_spec(sink)
+    found = importlib.util.find_spec(package)
     # without an origin it is only a folder of that name, such as the folder `wandb` that wandb writes
-    return "" if found and found.origin else f"pip install {sink}"
+    return "" if found and found.origin else f"pip install {package}"
 
 
 def require(sink: str) -> None:

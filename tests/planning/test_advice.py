@@ -36,9 +36,6 @@ class KnownMemory:
         self.blocks = tuple(f"blocks.{i}" for i in range(BLOCKS))
         self.planned = []
 
-    def scaled_peaks(self, changes, shares):
-        return ()
-
     def plan(self, changes=None):
         changes = changes or {}
         self.planned.append(changes)
@@ -49,11 +46,11 @@ class KnownMemory:
             recomputed = 2
         else:
             recomputed = len(choice["modules"])
-        moments = 1 if "optim.name" in changes else 2
+        moments = {"sgd": 1, "adamw8bit": 0.5}.get(changes.get("optim.name"), 2)
         batch, half = changes.get("data.batch_size", 32), "train.precision" in changes
         offloaded = "train.activation_offloading" in changes
         activations = 0 if offloaded else batch * SAMPLE * (BLOCKS - recomputed) // (1 + half)
-        peak = WEIGHTS * (2 + moments) + activations
+        peak = int(WEIGHTS * (2 + moments)) + activations
         return Plan(
             peak_bytes=peak,
             parameters=0,

@@ -85,13 +85,7 @@ def print_advice(console: Console, advised: Advised) -> None:
             f"{round(100 * advice.extra_work):d} %",
             Text.assemble(fit, f", {EFFECTS[advice.effect]}"),
         )
-    for other in advised.others:
-        fit = _shown_fit(other.peak_bytes <= advised.budget)
-        price = Text.assemble(fit, f", {other.sharing.price}")
-        table.add_row(
-            other.sharing.text, units.shown_size(other.peak_bytes), units.shown_size(other.saved_bytes), "", price
-        )
-    if advised.changes or advised.others:
+    if advised.changes:
         console.print(table)
 
 

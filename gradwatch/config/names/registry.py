@@ -15,7 +15,7 @@ from gradwatch.detect import detector_classes
 from gradwatch.render import SINKS as SINK_CLASSES
 
 PACKAGE = "gradwatch"
-"""Package with our own models and data."""
+"""Package with our own models, optimizers and data."""
 
 GIVEN_BY_HARNESS = {
     "model": ("spec", "name", "progress"),
@@ -169,6 +169,7 @@ OPTIMIZERS = Vocabulary(
     noun="optimizer",
     plural="optimizers",
     used_in="optim.name",
+    own=lambda: _plugins(f"{PACKAGE}.optimizers", "optimizer"),
     library=lambda: _classes("torch.optim", "optimizer"),
     usual=("AdamW", "Adam", "SGD"),
 )

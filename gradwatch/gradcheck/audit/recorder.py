@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from gradwatch.errors import is_users
 from gradwatch.gradcheck.audit.events import InputMemory, StepEvent, TensorCopies
+from gradwatch.gradcheck.audit.formulas import has_formula
 from gradwatch.gradcheck.audit.losses import LossCalls
 from gradwatch.gradcheck.audit.result import NOWHERE, CodeLine
 from gradwatch.gradcheck.stepping.engine import ENGINE, PLACES, is_inner_pass
@@ -248,7 +249,7 @@ class EventRecorder:
         event.state = {
             self.index[id(p)]: {k: v.clone() if isinstance(v, Tensor) else copy.copy(v) for k, v in values.items()}
             for p, values in optimizer.state.items()
-            if id(p) in self.index
+            if id(p) in self.index and has_formula(optimizer)  # the state of another may not be dense
         }
         event.limit = {
             name: float(value)

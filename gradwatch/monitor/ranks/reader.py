@@ -10,6 +10,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.hooks import RemovableHandle
 
 from gradwatch.attempts import Attempts
@@ -134,7 +135,9 @@ class RankReader:
             return
         states = [self._optimizer.state[p] for p in self._params if p in self._optimizer.state]
         tensors = [t for state in states for t in state.values() if isinstance(t, Tensor) and t.is_floating_point()]
-        norms = [to_float(torch.linalg.vector_norm(t.detach())) for t in tensors if not is_distributed(t)]
+        norms = [
+            to_float(torch.linalg.vector_norm(t.detach())) for t in tensors if not is_traceable_wrapper_subclass(t)
+        ]
         self._values["moments"] = math.fsum(math.log(norm) for norm in norms if 0 < norm < math.inf)
 
     def _read_gradients(self) -> None:

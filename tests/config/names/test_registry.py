@@ -143,7 +143,8 @@ def test_a_torchvision_dataset_also_takes_the_settings_of_its_wrapper(package):
     assert not parameters["root"].required, "the wrapper has a default for it"
 
 
-PLUGINS = [(kind, name) for kind in ("models", "data") for name in plugins.names(f"gradwatch.{kind}")]
+VOCABULARIES = {"models": registry.MODELS, "optimizers": registry.OPTIMIZERS, "data": registry.DATA}
+PLUGINS = [(kind, name) for kind in VOCABULARIES for name in plugins.names(f"gradwatch.{kind}")]
 
 
 @pytest.mark.parametrize(("kind", "name"), PLUGINS)
@@ -151,8 +152,7 @@ def test_every_keyword_of_every_plugin_can_be_set_from_a_config(kind, name):
     build = plugins.load(f"gradwatch.{kind}", name).build
     keywords = [p for p in inspect.signature(build).parameters.values() if p.kind is p.KEYWORD_ONLY]
 
-    vocabulary = registry.MODELS if kind == "models" else registry.DATA
-    signature = vocabulary.find(name).read()
+    signature = VOCABULARIES[kind].find(name).read()
 
     assert [p.name for p in signature.parameters] == [p.name for p in keywords]
     for read, inspected in zip(signature.parameters, keywords, strict=True):
@@ -163,9 +163,9 @@ def test_every_keyword_of_every_plugin_can_be_set_from_a_config(kind, name):
 
 @pytest.mark.parametrize(("kind", "name"), PLUGINS)
 def test_no_keyword_of_a_plugin_is_hidden_by_a_setting_of_its_section(kind, name):
-    from gradwatch.config.sections.named import DataSection, ModelSection
+    from gradwatch.config.sections.named import DataSection, ModelSection, OptimSection
 
-    section: type[Section] = ModelSection if kind == "models" else DataSection
+    section: type[Section] = {"models": ModelSection, "optimizers": OptimSection, "data": DataSection}[kind]
     keywords = inspect.signature(plugins.load(f"gradwatch.{kind}", name).build).parameters
 
     assert not keywords.keys() & set(settings(section))
