@@ -2,9 +2,11 @@
 
     python scripts/studies/false_alarms.py --runs 200 --json healthy.json
     python scripts/studies/leave_family_out.py healthy.json        # the same with each family held out in turn
+    python scripts/studies/false_alarms.py --runs 300 --longest 5000 --json long.json --keep runs/healthy
 
-Each run draws a family of tasks, an optimizer, a schedule, a precision, accumulation, clipping and the habits of its
-loop from its own seed. A run whose loss does not fall by a tenth, although it should, or whose validation loss ends a
+Each run draws a family of tasks, a length, an optimizer, a schedule, a precision, accumulation, clipping and the habits
+of its loop from its own seed. Lengths are log-uniform from 150 steps to the longest. Runs that are in the file already
+are not made again. A run whose loss does not fall by a tenth, although it should, or whose validation loss ends a
 quarter above its best, is no healthy run: it is listed, not counted. Intervals are those of Clopper and Pearson 1934,
 https://doi.org/10.1093/biomet/26.4.404, at 95 %.
 """
@@ -58,6 +60,15 @@ FAMILIES: dict[str, Callable[[random.Random, int], Task]] = {
 }
 NAMES = (*FAMILIES, "adversarial")
 
+SHORTEST = 150
+"""Steps of the shortest run."""
+
+MOST_DIALED = 400
+"""Longest run up to which the nearness to each threshold is measured: later rows are thinned, and it takes long."""
+
+MOST_BATCHES, MOST_SAMPLES = 5_000, 40_000
+"""Micro-batches, and samples but for accumulation, of a run: bounds its cost. Its length is left as it was drawn."""
+
 
 def optimizer_of(rng: random.Random, task: Task) -> torch.optim.Optimizer:
     """Return an optimizer with a rate within a factor of three of one that suits the task."""
@@ -97,18 +108,28 @@ def schedule_of(rng: random.Random, optimizer: torch.optim.Optimizer, steps: int
     return schedules.CosineAnnealingWarmRestarts(optimizer, max(steps // 3, 1)) if kind == "restarts" else None
 
 
-def train(task: Task, rng: random.Random, steps: int) -> tuple[History, str]:
-    """Train under `watch`, with habits that are drawn, and return the history and what they were."""
+def train(task: Task, rng: random.Random, steps: int, watched: dict[str, Any]) -> tuple[History, str]:
+    """Train under `watch`, with habits that are drawn, and return the history and what they were.
+
+    Args:
+        task: What is trained.
+        rng: Source of chance.
+        steps: Optimizer steps.
+        watched: Further arguments of `watch`.
+    """
     optimizer = optimizer_of(rng, task)
     schedule = schedule_of(rng, optimizer, steps)
     precision = rng.choice(["fp32"] * 6 + (["bf16", "fp16"] if task.is_half_safe else []))
-    accumulate, clip = rng.choice([1, 1, 1, 2, 4]), rng.choice([None, None, 1.0, 5.0])
+    accumulate, clip = (
+        min(rng.choice([1, 1, 1, 2, 4]), max(MOST_BATCHES // steps, 1)),
+        rng.choice([None, None, 1.0, 5.0]),
+    )
     units = rng.choice([1.0, 1.0, 1.0, 100.0, 0.01]) if not isinstance(optimizer, torch.optim.SGD) else 1.0
     clears_first, to_none, every = rng.random() < 0.5, rng.random() < 0.8, rng.choice([0, 0, 20, 50])
     observes, hands_batch = rng.random() < 0.5, rng.random() < 0.7
     scaler = torch.amp.GradScaler("cpu", init_scale=rng.choice([2.0**16, 2.0**10])) if precision == "fp16" else None
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
-    monitor = gradwatch.watch(task.model, optimizer, scaler=scaler, accumulate=accumulate)
+    monitor = gradwatch.watch(task.model, optimizer, scaler=scaler, accumulate=accumulate, **watched)
     for step in range(steps):
         if clears_first:
             optimizer.zero_grad(set_to_none=to_none)
@@ -157,21 +178,27 @@ def _validate(task: Task) -> Tensor | None:
     return loss
 
 
-def run(seed: int, families: list[str]) -> dict[str, Any]:
-    """Train one random run and return what was found in it, as plain data."""
+def run(seed: int, families: list[str], *, longest: int, keep: Path | None) -> dict[str, Any]:
+    """Train one random run and return what was found in it, as plain data.
+
+    Args:
+        seed: Of everything that is drawn.
+        families: Names, of which the seed takes one.
+        longest: Largest number of steps.
+        keep: Folder that gets the run directory; None keeps nothing.
+    """
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    family, steps, size = (
-        families[seed % len(families)],
-        rng.choice([150, 200, 300, 400]),
-        rng.choice([8, 16, 32, 64, 128]),
-    )
+    family = families[seed % len(families)]
+    steps, size = round(SHORTEST * (longest / SHORTEST) ** rng.random()), rng.choice([8, 16, 32, 64, 128])
+    size = min(size, max(MOST_SAMPLES // steps, 8))
+    watched = {} if keep is None else {"run": keep / str(seed), "sinks": {"html": {"enabled": False}}}
     began = time.perf_counter()
     if family == "adversarial":
-        (history, habits), falls = adversarial(rng, max(size, 16), steps), False
+        (history, habits), falls = adversarial(rng, max(size, 16), steps, watched), False
     else:
         task = FAMILIES[family](rng, size)
-        (history, habits), falls = train(task, rng, steps), task.falls
+        (history, habits), falls = train(task, rng, steps, watched), task.falls
     loss_T = history["loss"]
     first, last = float(np.mean(loss_T[:5])), float(np.median(loss_T[-20:]))
     val_V = history["val_loss"][np.isfinite(history["val_loss"])]
@@ -184,7 +211,7 @@ def run(seed: int, families: list[str]) -> dict[str, Any]:
         "learned": learned,
         "loss": [first, last],
         "findings": [[f.kind, str(f.severity), f.layer, f.step, f.message] for f in history.findings],
-        "largest": largest(history) if learned else {},
+        "largest": largest(history) if learned and longest <= MOST_DIALED else {},
         "seconds": round(time.perf_counter() - began, 1),
     }
 
@@ -236,12 +263,15 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0, help="seed of the first run; the others follow")
     parser.add_argument("--family", action="append", choices=NAMES, help="only these; may be given more than once")
-    parser.add_argument("--json", type=Path, help="where to write what was found in each run")
+    parser.add_argument("--longest", type=int, default=400, help="steps of the longest run (default: 400)")
+    parser.add_argument("--json", type=Path, help="file with what was found in each run; its runs are not made again")
+    parser.add_argument("--keep", type=Path, help="folder that gets a run directory per run")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = []
-    for seed in range(options.seed, options.seed + options.runs):
-        row = run(seed, options.family or list(NAMES))
+    seeds = range(options.seed, options.seed + options.runs)
+    rows = json.loads(options.json.read_text()) if options.json and options.json.exists() else []
+    for seed in sorted({*seeds} - {row["seed"] for row in rows}):
+        row = run(seed, options.family or list(NAMES), longest=options.longest, keep=options.keep)
         rows.append(row)
         alarms = [f"{k} ({s}) {layer or ''}@{step}" for k, s, layer, step, _ in row["findings"] if s != "info"]
         state = "ok   " if row["learned"] else "ill  "

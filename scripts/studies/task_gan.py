@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import torch
 from tasks import draw, images
@@ -13,13 +14,14 @@ import gradwatch
 from gradwatch.history.store import History
 
 
-def adversarial(rng: random.Random, size: int, steps: int) -> tuple[History, str]:
+def adversarial(rng: random.Random, size: int, steps: int, watched: dict[str, Any]) -> tuple[History, str]:
     """Train a generator of digits, hinge or logistic loss, and return the history and what was drawn.
 
     Args:
         rng: Source of chance.
         size: Samples per batch.
         steps: Updates of each player.
+        watched: Further arguments of `watch`.
     """
     x, width, is_hinge = 2 * images()[0].flatten(1) - 1, rng.choice([64, 128]), rng.random() < 0.5
     generator = nn.Sequential(nn.Linear(16, width), nn.ReLU(), nn.Linear(width, 64), nn.Tanh())
@@ -27,7 +29,7 @@ def adversarial(rng: random.Random, size: int, steps: int) -> tuple[History, str
     rate = 10 ** rng.uniform(-3.7, -3)
     makes = torch.optim.Adam(generator.parameters(), rate, betas=(0.5, 0.999))
     judges = torch.optim.Adam(critic.parameters(), rate * rng.choice([1, 2]), betas=(0.5, 0.999))
-    monitor = gradwatch.watch({"generator": generator, "critic": critic}, [makes, judges])
+    monitor = gradwatch.watch({"generator": generator, "critic": critic}, [makes, judges], **watched)
     for _ in range(steps):
         (real,) = draw(size, x)
         made = generator(torch.randn(len(real), 16))
