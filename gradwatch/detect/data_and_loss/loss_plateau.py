@@ -80,8 +80,6 @@ class LossPlateau:
     Args:
         every: Steps between two calls. 10: the graph shows (1) at once, and the rest is slow.
         patience: Steps before the first report. 128: healthy runs that started slowly had a falling trend by then.
-        error: Probability, 0..1, at most, that the test takes a loss for flat which sets a new low in every second
-            block. 0.001: half of all flat losses have that much evidence after 112 steps, 95 % after 156.
         fall: Fall of the loss, as a fraction, that counts as one. 0.03: a smaller change of a median is noise.
         constant: Spread of the losses of different batches, as a fraction of the loss, up to which they are the same.
             0.0003: even a mean over 100,000 samples that differ by a tenth varies as much.
@@ -93,7 +91,6 @@ class LossPlateau:
     kind: ClassVar[str] = "loss-plateau"
     every: int = 10
     patience: int = 128
-    error: float = 0.001
     fall: float = 0.03
     constant: float = 0.0003
     trend: float = -1.5
@@ -118,7 +115,7 @@ class LossPlateau:
             sign = find_constant_predictions(history, patience=self.patience)
             since = history.step // 2  # it may take a while to learn the mean
         else:
-            sign, since = find_stall(history, error=self.error), SETTLING_STEPS
+            sign, since = find_stall(history), SETTLING_STEPS
         # shortly after the wait any downward trend defers the report
         is_slow = history.step < self.patience + self.patience // 2
         if sign and is_standing(history, since, fall=self.fall, max_trend=self.trend, is_slow=is_slow):

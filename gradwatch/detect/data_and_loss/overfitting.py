@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from gradwatch.detect import Example
 from gradwatch.detect.features.baseline import first_loss, newest_loss
 from gradwatch.detect.features.finding import Sign, findings_of
 from gradwatch.detect.features.robust_stats import Floats, median
+from gradwatch.detect.features.sequential_test import SequentialTest, allowed_error, critical_sigmas
 from gradwatch.history.store import History, Rows
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity
@@ -23,14 +25,14 @@ from gradwatch.records import Finding, Quantity
 SECOND_DIFFERENCE_SIGMAS = 1.65
 """Median size of the second differences of pure noise, in standard deviations: 0.6745 times the root of 6."""
 
-MIN_CLEAR_SIGMAS = 2.5
-"""Standard deviations by which two means of at least 3 values differ by chance once in 1,000 times."""
-
 MAX_FIRST_RATIO = 2.0
 """First validation loss, in units of the training loss around it, up to which both losses share a unit."""
 
 MAX_PEAK_RATIO = 1.05
 """Highest validation loss since the best, in units of the newest, up to which the newest still counts as highest."""
+
+MAX_TREND_VALUES = 64
+"""Newest validations that show a trend: more would add little, and their exact distribution takes longer."""
 
 NEAR_STEPS = 8
 """Steps before and after a validation that select its training losses."""
@@ -56,10 +58,11 @@ class Overfitting:
 
     How it is detected: (1) The newest `patience` validation losses are above the best by half of `rise`, the newest is
     the highest and above it by `rise`, and the rise is clear from the noise. Noisy validations, from few samples or a
-    large learning rate before a normalization, go up and down again. So the mean since the best must be 2.5 standard
-    deviations above the mean around it. (2) The validations since the best have a rising trend, and the newest is above
-    the best by `steady`. The trend is Kendall's: in most pairs of validations the later one is the higher one, by
-    `trend` standard deviations more than without a trend. (3) The training loss is below `by_heart` of the first, and
+    large learning rate before a normalization, go up and down again. So the mean since the best must be further above
+    the mean around it than the noise explains. (2) The validations since the best have a rising trend, and the newest
+    is above the best by `steady`. The trend is Kendall's: in most pairs of validations the later one is the higher one,
+    in more than chance explains. Both chances are shares of the error budget, and each further validation spends less
+    of it. (3) The training loss is below `by_heart` of the first, and
     the validation loss is above `missed` of it and falls no more: the training data are memorized. Both losses must
     have one unit: the first validation loss is at most twice the training loss around it.
 
@@ -70,9 +73,7 @@ class Overfitting:
         patience: Validations in a row above the best. 4: noise seldom agrees so often.
         rise: Rise above the best, as a fraction of it. 0.2: losses that did not go on rising stayed below 0.1
             (`scripts/studies/false_alarms.py`).
-        trend: Rising trend of the validations since the best, in standard deviations. 3.4: by chance once in 3,000;
-            eight validations, each above the one before, have as much.
-        steady: Rise above the best, as a fraction of it, with such a trend. 0.15: between 0.1 and 0.2.
+        steady: Rise above the best, as a fraction of it, with a rising trend. 0.15: between 0.1 and 0.2.
         fall: Training loss, in units of the one around the best validation, below which it counts as falling. 0.8: the
             noise of a plateau stays above.
         by_heart: Training loss, in units of the first, below which the training data are memorized. 0.1: a model that
@@ -86,7 +87,6 @@ class Overfitting:
     every: ClassVar[int] = 1
     patience: int = 4
     rise: float = 0.2
-    trend: float = 3.4
     steady: float = 0.15
     fall: float = 0.8
     by_heart: float = 0.1
@@ -144,15 +144,16 @@ class Overfitting:
 
     def _has_risen(self, val_V: Floats, best: int) -> bool:
         """Return whether the newest validations are clearly above the best, or rise steadily."""
-        lowest, newest = val_V[best], val_V[-1]
+        lowest, newest, look = val_V[best], val_V[-1], len(val_V) - self.patience
         if lowest <= 0:  # a rise in units of the lowest loss means nothing
             return False
         # without the best, which is below the others by choice
-        if newest > lowest * (1 + self.steady) and _rising_trend(val_V[best + 1 :]) >= self.trend:
+        error = allowed_error(SequentialTest.VALIDATION_TREND, look)
+        if newest > lowest * (1 + self.steady) and chance_of_trend(val_V[best + 1 :]) <= error:
             return True
         is_above = val_V[-self.patience :].min() > lowest * (1 + self.rise / 2) and newest > lowest * (1 + self.rise)
         is_highest = newest >= val_V[best:].max() / MAX_PEAK_RATIO
-        return bool(is_above and is_highest) and _is_clear(val_V, best)
+        return bool(is_above and is_highest) and _is_clear(val_V, best, look)
 
     @classmethod
     def examples(cls) -> Iterator[Example]:
@@ -171,25 +172,34 @@ class Overfitting:
         yield Example("it is noisy", _validated(turn=80, slope=0, noise=0.15))
 
 
-def _rising_trend(values_V: Floats) -> float:
-    """Return how many more pairs are in rising order than in falling order, in standard deviations (Kendall's tau)."""
-    n = len(values_V)
-    if n < 2:
-        return 0.0
-    earlier, later = np.triu_indices(n, 1)
-    surplus = float(np.sign(values_V[later] - values_V[earlier]).sum())
-    return surplus / math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+def chance_of_trend(values_V: Floats) -> float:
+    """Return the probability that values in random order have as many pairs in rising order (Kendall's tau)."""
+    newest_V = values_V[-MAX_TREND_VALUES:]
+    earlier, later = np.triu_indices(len(newest_V), 1)
+    return float(_rising_tail(len(newest_V))[np.count_nonzero(newest_V[later] > newest_V[earlier])])
 
 
-def _is_clear(val_V: Floats, best: int) -> bool:
+@functools.cache
+def _rising_tail(count: int) -> Floats:
+    """Return the probability that p or more pairs of `count` values in random order are in rising order, p from 0."""
+    chance_P = np.ones(1)
+    for before in range(1, count):  # a further value is above each number of the values before it equally often
+        chance_P = np.convolve(chance_P, np.full(before + 1, 1 / (before + 1)))
+    tail_P: Floats = np.cumsum(chance_P[::-1])[::-1]
+    return tail_P
+
+
+def _is_clear(val_V: Floats, best: int, look: int) -> bool:
     """Return whether the validations since the best exceed the ones around the best by more than noise.
 
     The best of many noisy validations is a lucky one. Second differences ignore trends.
     """
     sigma = float(median(np.abs(np.diff(val_V[best:], 2)))) / SECOND_DIFFERENCE_SIGMAS
     # the neighbors of the best value make up for its luck
-    around = val_V[max(0, best - 1) : best + 2]
-    return bool(val_V[best + 1 :].mean() - around.mean() > MIN_CLEAR_SIGMAS * sigma)
+    since, around = val_V[best + 1 :], val_V[max(0, best - 1) : best + 2]
+    error = sigma * math.sqrt(1 / len(since) + 1 / len(around))
+    enough = critical_sigmas(allowed_error(SequentialTest.VALIDATION_RISE, look))
+    return bool(since.mean() - around.mean() > enough * error)
 
 
 def _is_accuracy_best(history: History) -> bool:

@@ -1,12 +1,64 @@
-"""Add up evidence over blocks of steps, with a bound on false alarms however often the test runs."""
+"""Share one error budget among all tests, which run again and again, and add up evidence over blocks of steps."""
 
 # B = blocks of steps
 
 from __future__ import annotations
 
+import enum
+from statistics import NormalDist
+
 import numpy as np
 
 from gradwatch.detect.features.robust_stats import Floats, median
+from gradwatch.history.store import WINDOW, History
+
+ALPHA = 0.05
+"""Probability, at most, that any test of any detector is wrong in a run of any length."""
+
+
+@enum.unique
+class SequentialTest(enum.Enum):
+    """The mechanisms that tell a fault from chance. All others report a fact, or an effect of some size that lasts."""
+
+    VALIDATION_TREND = enum.auto()
+    VALIDATION_RISE = enum.auto()
+    LOSS_STALL = enum.auto()
+    UNPAIRED_TARGETS = enum.auto()
+    FADING_USE = enum.auto()
+    LONG_ABSENCE = enum.auto()
+    ALTERNATING_SOURCES = enum.auto()
+    CONTRARY_TURNS = enum.auto()
+    GRADIENT_SPIKE = enum.auto()
+
+
+def allowed_error(test: SequentialTest, look: int, *, among: int = 1) -> float:
+    """Return the probability of a false alarm that a test may spend at one look.
+
+    The tests share `ALPHA` equally. Look k spends the fraction 1 / (k (k + 1)) of the share of its test, and the
+    fractions of all looks, however many, sum to 1. By the union bound the whole never exceeds `ALPHA`, whatever the
+    dependence among looks, tensors and tests (Demets and Lan 1994, on the spending of an error rate).
+
+    Args:
+        test: Which test.
+        look: Number of the look, from 1.
+        among: Number of statistics that are judged at this look, such as tensors; the largest of them counts.
+    """
+    return ALPHA / len(SequentialTest) / (look * (look + 1)) / among
+
+
+def window_number(history: History) -> int:
+    """Return the number of the window that the newest step is in, from 1: the look of tests that read a window."""
+    return history.step // WINDOW + 1
+
+
+def looks_in_window(every: int) -> int:
+    """Return how often a test runs in a window if it runs every `every` steps."""
+    return -(-WINDOW // every)  # rounded up
+
+
+def critical_sigmas(error: float) -> float:
+    """Return the standard deviations that a normal statistic exceeds with a given probability."""
+    return -NormalDist().inv_cdf(error)
 
 
 def aligned_blocks(values_T: Floats, first_step: int, size: int) -> Floats:

@@ -74,11 +74,11 @@ class DeadLayer:
     `gone` steps there was none. A rate of stochastic depth that rises to 1 does so.
 
     Exceptions to the rules: a branch whose gate starts near zero and opens late. An expert that is hardly ever chosen
-    comes and goes (info), until it has been away for 60 steps and five times as long as ever before. The autograd graph
-    may show modules that are built alike side by side, as experts are. A dead one is for information until half of them
-    are dead. Then the router has collapsed, however confident its softmax is. A gradient that is None from one step to
-    the next is a choice of the training loop and does not count here (see no-gradient). If all layers go to zero
-    together, the loss is zero: a hinge that is satisfied, or a fit without noise.
+    comes and goes (info), until it has been away for longer than chance explains (a share of the error budget). The
+    autograd graph may show modules that are built alike side by side, as experts are. A dead one is for information
+    until half of them are dead. Then the router has collapsed, however confident its softmax is. A gradient that is
+    None from one step to the next is a choice of the training loop and does not count here (see no-gradient). If all
+    layers go to zero together, the loss is zero: a hinge that is satisfied, or a fit without noise.
 
     Source: Huang et al. 2016, https://arxiv.org/abs/1603.09382, sec. 3, on rates of stochastic depth; Srivastava et al.
     2015, "Highway networks", sec. 2.2 on gate biases, https://arxiv.org/abs/1505.00387; He et al. 2015,
@@ -101,7 +101,7 @@ class DeadLayer:
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each module that has stopped learning."""
-        yield from findings_of(self, history, find_faded(history, steps=self.gone, kind=self.kind))
+        yield from findings_of(self, history, find_faded(history, steps=self.gone, every=self.every, kind=self.kind))
         newest_L = history.param.newest("grad.l2")
         rms_M = matrix_rms(history, newest_L)
         if not len(rms_M) or rms_M.min() > rms_M.max() * 10**-self.decades or not rms_M.any():  # False for nan
@@ -148,7 +148,7 @@ class DeadLayer:
         """Return the harm of a dead module: an expert that is merely not chosen does no harm."""
         # experts without a gradient say nothing while most of their siblings have one
         live_frac = live_frac_of_siblings(history, layer, history.param.newest("grad.l2"))
-        if is_zero and (comes_and_goes(history, group) or (live_frac or 0) > MIN_LIVE_FRAC):
+        if is_zero and (comes_and_goes(history, group, every=self.every) or (live_frac or 0) > MIN_LIVE_FRAC):
             return Severity.INFO
         return severity_after(history, self.kind, but=frozenset() if live_frac is None else ROUTER_SYMPTOMS)
 
@@ -159,7 +159,7 @@ class DeadLayer:
         yield Example("a layer goes to zero at step 60", zero.history(), zero.names(5))
         tiny = Synthetic(steps=80).dead(5, onset=0, level=1e-9)
         yield Example("a gate lets next to nothing through, from the start", tiny.history(), tiny.names(5))
-        faded = make_faded(until=90)
+        faded = make_faded(until=100)
         yield Example("a block is skipped more and more, and then always", faded.history(), faded.names(5))
         yield Example("it is skipped more and more, but not always", make_faded(until=180).history())
         yield Example("a task with a layer of its own is over", make_faded(until=90, fades=False).history())

@@ -17,7 +17,8 @@ from gradwatch.detect.features.consequences import severity_after
 from gradwatch.detect.features.finding import finding_of, format_factor
 from gradwatch.detect.features.robust_stats import Floats, median
 from gradwatch.detect.features.scope import affected_modules
-from gradwatch.history.store import History
+from gradwatch.detect.features.sequential_test import SequentialTest, allowed_error, window_number
+from gradwatch.history.store import WINDOW, History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity
 
@@ -28,6 +29,15 @@ PAST_STEPS = 32
 
 MIN_ABOVE_FIRST = 2.0
 """Norm of a spike over the first norms, which are large by nature."""
+
+TAIL_INDEX = 2.5
+"""Tail index of the norms: one that is x times as large is at least x ** 2.5 times as rare. Any index above 2 has a
+finite variance, without which no average over batches would settle."""
+
+RECORDS = 2 * math.log(WINDOW / PAST_STEPS)
+"""Norms per window, at most, that exceed the second largest norm before by some factor, in units of the chance that a
+norm exceeds itself by that factor, times the number of the window. In n exchangeable norms the newest is the largest
+with a probability of 1 / n, and its two steps down to the third largest are two chances."""
 
 MIN_TENSOR_SHARE = 0.25
 """Spike of one tensor over the spike of the total: tensors contribute to it by different factors."""
@@ -56,7 +66,10 @@ class GradientSpike:
     no such norms all the time, as with tiny batches; the largest may have been an earlier spike. A spike also has to be
     twice the largest of the first 16 steps, where gradients are large by nature: late in a run, one hard sample stands
     far above the rest and does no harm. From the 33rd step, twice the second largest of the first steps is enough,
-    because one of them may have been a spike.
+    because one of them may have been a spike. Last, the spike over its median is compared with the second largest such
+    ratio of the whole run. The longer a run, the larger its largest ratio by chance: so the distance grows with the
+    run, from 19 to 48 times after 5,000 steps. The chance of a norm so far out is a share of the
+    error budget, for norms with a tail index of at least 2.5.
 
     Source: Pascanu et al. 2013, sec. 3.2, https://arxiv.org/abs/1211.5063; Chowdhery et al. 2022 (PaLM), sec. 5.1, on
     spikes that go with data batches, https://arxiv.org/abs/2204.02311.
@@ -98,6 +111,8 @@ class GradientSpike:
         # in a young run the first norms still belong to the past, so the largest counts
         early = _second_largest(first_T) if len(past_T) == PAST_STEPS else float(np.fmax.reduce(first_T))
         if spike < MIN_ABOVE_FIRST * early:
+            return
+        if spike / usual < _least_ratio(history) * _second_largest(_earlier_ratios(history, every)):
             return
         age = every - int(new_T.argmax())
         yield from self._findings(history, age=age, spike=spike, usual=usual, highest=highest)
@@ -157,6 +172,22 @@ class GradientSpike:
         stage = Synthetic(steps=120)
         stage.grad_l2_TL[60:] *= 8
         yield Example("a new stage of a curriculum has larger gradients", stage.history())
+
+
+def _least_ratio(history: History) -> float:
+    """Return how far above the second largest earlier ratio the ratio of a spike must be, so that it is no chance."""
+    number = window_number(history)
+    return float((RECORDS / number / allowed_error(SequentialTest.GRADIENT_SPIKE, number)) ** (1 / TAIL_INDEX))
+
+
+def _earlier_ratios(history: History, newest: int) -> Floats:
+    """Return each norm in units of the median before it, over all kept steps but the newest ones."""
+    norm_T = history[NORM][:-newest]
+    length = min(PAST_STEPS, len(norm_T) // 2)
+    past_TK = np.lib.stride_tricks.sliding_window_view(norm_T, length)[:-1]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio_T: Floats = norm_T[length:] / median(past_TK.T)
+    return np.where(np.isfinite(ratio_T), ratio_T, np.nan)
 
 
 def _second_largest(norm_T: Floats) -> float:

@@ -55,13 +55,13 @@ class OscillatingGradient:
     back up to where the run began, from a third of it. (2) Batches of one class, if the loss is a cross entropy: the
     gradient of the output's bias, which is predictions minus labels. It is near 1 if the batch holds one class that was
     not predicted, and 1 / root n for n random samples. The loss must be above chance level. (3) Two sources in turn:
-    norms of two kinds, every second to fourth step, further apart than a rank sum of random batches. The source with
-    the small gradients is not learned: its loss stays, and is as high as the other's, or it grows threefold. At a gap
-    of 2.5 orders of magnitude, or 2 after 120 steps, this holds for tasks with their own tensors and losses too. (4)
-    Stretches in turn: at least four jumps of the loss from a third of where the run began back up to there, equally far
-    apart. (5) Turns that contradict each other: the means of the gradients' elements have a part that returns with the
-    turn, and that the other turns take back. A fifth of the loss must be left, or nearly all of it for turns of four or
-    six steps.
+    norms of two kinds, every second to fourth step, further apart than in a random order. The source with the small
+    gradients is not learned: its loss stays, and is as high as the other's, or it grows threefold. At a gap of 2.5
+    orders of magnitude, or 2 after 120 steps, this holds for tasks with their own tensors and losses too. (4) Stretches
+    in turn: at least four jumps of the loss from a third of where the run began back up to there, equally far apart.
+    (5) Turns that contradict each other: the means of the gradients' elements have a part that returns with the turn,
+    and that the other turns take back. A fifth of the loss must be left, or nearly all of it for turns of four or six
+    steps.
 
     Exceptions to the rules: tasks in turn whose losses differ by that much and stay as high as at the start. Up to a
     gap of 2 orders of magnitude, tasks are recognized if they have layers of their own. A loss whose swings grow from
@@ -83,7 +83,7 @@ class OscillatingGradient:
             random samples give 0.25 on average.
         contrary: Share of the gradients, 0..1, that turns take from each other, for (5). 0.2: ten times what 96 random
             batches have at each period; two noise levels in turn, of one denoiser, come to 0.14. Half of it counts if
-            nothing is learned.
+            nothing is learned, as far as chance does not explain it.
         share: Share of the newest 48 steps, 0..1, at which gradient and loss must be so, for (2). 0.5: what was learned
             of a class in its batches may lower the loss of others.
     """
@@ -113,7 +113,7 @@ class OscillatingGradient:
         """Yield the observation of each mechanism, in a fixed order."""
         for event in events_of(history, CLASSES):
             yield find_one_sided_batches(history, event, one_sided=self.one_sided, share=self.share)
-        yield find_drowned_source(history, decades=self.decades)
+        yield find_drowned_source(history, decades=self.decades, every=self.every)
         # stretches and waves both need a loss that returns to its start
         may_return = self._may_return(history)
         if may_return:

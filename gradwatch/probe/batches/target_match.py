@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from gradwatch.detect.features.sequential_test import SequentialTest, allowed_error, critical_sigmas
 from gradwatch.events import PAIRED, UNCLEAR, UNPAIRED, EventKind, Observation
 from gradwatch.probe.device.sync import to_float, to_host
 from gradwatch.probe.inert_hook import inert_hook, remove_hooks
@@ -43,9 +44,6 @@ MEMORY_SAMPLES = 128
 
 WINDOWS_AHEAD = 4
 """Future spans, as long as all sampled steps so far, for which predictions must be sure not to fit."""
-
-BOUND_ERRORS = 3.0
-"""Standard errors that a bound is above an estimate: each sampled step has a bound, and 1 in 740 is too low."""
 
 MIN_SAMPLES = 8
 """Minimum number of samples to compare with each other."""
@@ -95,7 +93,7 @@ def explained_share(gains: Sequence[PairingGain]) -> Explained:
     return Explained(share, gain > SURE_ERRORS * math.sqrt(variance))
 
 
-def highest_share(gains: Sequence[PairingGain]) -> float:
+def highest_share(gains: Sequence[PairingGain], *, sampled: int) -> float:
     """Return an upper bound of the fraction of the loss that predictions will explain, if their trend goes on.
 
     A model that learns slowly explains nothing at first. Few or noisy samples give a high bound, because they would
@@ -103,17 +101,30 @@ def highest_share(gains: Sequence[PairingGain]) -> float:
 
     Args:
         gains: At least two sampled steps, at equal distances.
+        sampled: Number of all sampled steps of the run so far, at each of which a bound may be too low.
     """
+    sigmas = _bound_sigmas(sampled)
     gains_T, variances_T = (np.array([getattr(g, field) for g in gains]) for field in ("gain", "variance"))
     place_T: Floats = np.arange(len(gains), dtype=np.float64) - (len(gains) - 1) / 2
     square = _dot(place_T, place_T)
     slope, slope_variance = _dot(place_T, gains_T) / square, _dot(place_T**2, variances_T) / square**2
     newest = slice(-WINDOW_SAMPLES, None)
     level, level_variance = gains_T[newest].mean(), variances_T[newest].mean() / len(gains_T[newest])
-    rise = max(0.0, slope + BOUND_ERRORS * math.sqrt(slope_variance))
-    highest = level + BOUND_ERRORS * math.sqrt(level_variance) + WINDOWS_AHEAD * len(gains) * rise
+    rise = max(0.0, slope + sigmas * math.sqrt(slope_variance))
+    highest = level + sigmas * math.sqrt(level_variance) + WINDOWS_AHEAD * len(gains) * rise
     constant = sum(gain.constant for gain in gains) / len(gains)
     return float(highest / (2 * constant)) if constant > 0 else 1.0  # as in `explained_share`
+
+
+def _bound_sigmas(sampled: int) -> float:
+    """Return the standard errors that a bound is above its estimate, so that hardly any bound of the run is too low.
+
+    While the sampled steps double, one sum grows. That it passes a bound at any step is at most twice as likely as that
+    it does so at the last one (Lévy's inequality). So one look is spent per doubling.
+    """
+    look = (sampled // WINDOW_SAMPLES).bit_length()
+    sides = 2 * 2 * max(1, sampled // MEMORY_SAMPLES)  # level and slope, twice each, in each window that is full
+    return critical_sigmas(allowed_error(SequentialTest.UNPAIRED_TARGETS, look, among=sides))
 
 
 @final
@@ -127,14 +138,14 @@ class FitState:
     def __init__(self) -> None:
         self._gains: deque[PairingGain] = deque(maxlen=MEMORY_SAMPLES)
         self._judgment: EventKind | None = None  # until a window is full
-        self._changes = self._misses = 0
+        self._changes = self._misses = self._sampled = 0
         self.is_over = False
 
     def state(self) -> dict[str, Any]:
         """Return plain data that `restore` reads back."""
         gains = [list(gain) for gain in self._gains]  # lists, since a tuple of a class is no plain data
         judgment = self._judgment.name if self._judgment else ""
-        counts = {"changes": self._changes, "misses": self._misses}
+        counts = {"changes": self._changes, "misses": self._misses, "sampled": self._sampled}
         return {"looks": gains, "judgment": judgment, "is_over": self.is_over, **counts}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -145,6 +156,7 @@ class FitState:
         self._judgment = next((kind for kind in (UNPAIRED, PAIRED, UNCLEAR) if kind.name == judgment), None)
         self.is_over = state["is_over"]
         self._changes, self._misses = state["changes"], state["misses"]
+        self._sampled = state.get("sampled", len(self._gains))
 
     def add(self, gain: PairingGain | None) -> Observation | None:
         """Add a sampled step, and return an observation if it changes whether predictions fit.
@@ -158,6 +170,7 @@ class FitState:
             self.is_over |= self._misses > len(self._gains) + WINDOW_SAMPLES
             return None
         self._gains.append(gain)
+        self._sampled += 1
         if len(self._gains) < WINDOW_SAMPLES:
             return None
         gains = list(self._gains)
@@ -177,7 +190,7 @@ class FitState:
         windows = (gains[-WINDOW_SAMPLES:], gains[-SURE_WINDOWS * WINDOW_SAMPLES :])
         if share >= FIT or any(explained_share(window).is_sure for window in windows):
             return PAIRED
-        if share < NO_FIT and highest_share(gains) < GOOD_FIT:
+        if share < NO_FIT and highest_share(gains, sampled=self._sampled) < GOOD_FIT:
             return UNPAIRED
         return self._judgment or UNCLEAR
 

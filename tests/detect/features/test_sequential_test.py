@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from gradwatch.detect.features.sequential_test import aligned_blocks, stall_likelihood_ratio
+from gradwatch.detect.features.sequential_test import (
+    ALPHA,
+    SequentialTest,
+    aligned_blocks,
+    allowed_error,
+    critical_sigmas,
+    stall_likelihood_ratio,
+)
 
 SERIES, BLOCKS = 4000, 40
 
@@ -57,3 +64,17 @@ def test_a_block_is_the_same_at_every_look():
         assert (look == looks[-1][: len(look)]).all()
     assert len(looks[0]) == 0
     assert looks[-1][0] == np.sort(values_T[8:16])[3]
+
+
+def test_the_tests_together_spend_the_budget_over_all_looks_and_no_more():
+    looks = range(1, 5001)
+    spent = sum(7 * allowed_error(test, look, among=7) for test in SequentialTest for look in looks)
+
+    assert spent < ALPHA
+    assert spent == pytest.approx(ALPHA * (1 - 1 / 5001)), "the sum of 1 / (k (k + 1)) telescopes"
+
+
+def test_a_normal_statistic_passes_its_bound_as_often_as_it_may():
+    values = np.abs(np.random.default_rng(3).standard_normal(200_000))
+
+    assert np.mean(values > critical_sigmas(0.01)) == pytest.approx(0.02, rel=0.1), "on both sides"

@@ -21,7 +21,13 @@ from gradwatch.detect.data_and_loss.loss_plateau_rules.progress import make_sign
 from gradwatch.detect.features.baseline import baseline_loss
 from gradwatch.detect.features.finding import Sign
 from gradwatch.detect.features.robust_stats import Floats, median, slope_and_error
-from gradwatch.detect.features.sequential_test import aligned_blocks, stall_likelihood_ratio
+from gradwatch.detect.features.sequential_test import (
+    SequentialTest,
+    aligned_blocks,
+    allowed_error,
+    stall_likelihood_ratio,
+    window_number,
+)
 from gradwatch.events import PAIRED, UNCLEAR
 from gradwatch.history.store import History
 
@@ -45,8 +51,8 @@ NEW_LOW_RATE = 0.5
 """Probability of a new low in each block at which a loss counts as falling."""
 
 
-def find_stall(history: History, *, error: float) -> Sign | None:
-    """Return a sign if a falling loss would give such losses with a probability of at most `error`."""
+def find_stall(history: History) -> Sign | None:
+    """Return a sign if the losses are hardly possible for a falling loss."""
     if newest_check(history) in (PAIRED.name, UNCLEAR.name):
         return None
     loss_T = history.scalar("loss")
@@ -54,6 +60,7 @@ def find_stall(history: History, *, error: float) -> Sign | None:
     is_settled_T = steps_T >= SETTLING_STEPS
     settled_T = loss_T[is_settled_T]
     blocks_B = aligned_blocks(settled_T, int(steps_T[is_settled_T][0]), BLOCK_STEPS)
+    error = allowed_error(SequentialTest.LOSS_STALL, window_number(history))
     if stall_likelihood_ratio(blocks_B, rate=NEW_LOW_RATE) < 1 / error or _may_hide_fall(settled_T):
         return None
     first, where = baseline_loss(history)

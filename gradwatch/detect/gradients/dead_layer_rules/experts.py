@@ -4,24 +4,18 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.robust_stats import Floats
+from gradwatch.detect.features.sequential_test import SequentialTest, allowed_error, looks_in_window, window_number
+from gradwatch.detect.features.structure import structure_of
 from gradwatch.detect.gradients.dead_layer_rules.cliff import runs_of
 from gradwatch.events import SIDE_BY_SIDE
 from gradwatch.history.store import History
-
-MIN_TURNS = 3
-"""Times that a gradient disappeared or returned: a layer dies once, an expert comes and goes."""
-
-MIN_GONE_STEPS = 60
-"""Steps after which a layer that came and went may be gone for good."""
-
-MIN_GONE_RATIO = 5
-"""Length of the newest absence over the longest earlier absence. An expert that is chosen with probability p at each
-step has been away for 1.5 / p after two absences, and is away for 7.5 / p once in 2,000 times."""
 
 
 def is_side_by_side(history: History) -> NDArray[np.bool_]:
@@ -42,10 +36,30 @@ def live_frac_of_siblings(history: History, name: str, newest_L: Floats) -> floa
     return None
 
 
-def comes_and_goes(history: History, group: list[int]) -> bool:
-    """Return whether the gradient of a group comes and goes without a much longer absence than before."""
+def comes_and_goes(history: History, group: list[int], *, every: int) -> bool:
+    """Return whether the gradient of a group comes and goes, so that its newest absence may be chance.
+
+    Args:
+        history: History of the run.
+        group: Indices of the tensors, which have no gradient now.
+        every: Steps between two calls.
+    """
     is_away_T = ~np.any(history.param.window("grad.l2")[:, group] > 0, axis=1)
-    away = [end - start for start, end in runs_of(is_away_T)]
-    turns = int(np.count_nonzero(is_away_T[1:] != is_away_T[:-1]))
-    is_gone = is_away_T[-1] and away[-1] >= MIN_GONE_STEPS and away[-1] >= MIN_GONE_RATIO * max(away[:-1], default=0)
-    return turns >= MIN_TURNS and not is_gone
+    among = structure_of(history).num_trainable * looks_in_window(every)
+    error = allowed_error(SequentialTest.LONG_ABSENCE, window_number(history), among=among)
+    return chance_of_absence(is_away_T) > error
+
+
+def chance_of_absence(is_away_T: NDArray[np.bool_]) -> float:
+    """Return the probability of an absence as long as the one that lasts until the newest step, 0 if it is the first.
+
+    The steps are split into blocks that are longer than the longest absence before, so each earlier block was in use.
+    If the newest absence is chance, all orders of the blocks are equally likely, and those without use come last in one
+    of them. Blocks that long make up for choices that last for some steps, whose successive steps are not independent.
+    """
+    *before, newest = (end - start for start, end in runs_of(is_away_T))
+    if not before:
+        return 0.0
+    size = max(before) + 1
+    used, unused = (len(is_away_T) - newest) // size, newest // size
+    return 1 / math.comb(used + unused, unused)

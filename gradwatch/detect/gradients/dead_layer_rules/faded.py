@@ -19,6 +19,13 @@ from numpy.typing import NDArray
 
 from gradwatch.detect.features.finding import Sign
 from gradwatch.detect.features.scope import affected_modules
+from gradwatch.detect.features.sequential_test import (
+    SequentialTest,
+    allowed_error,
+    critical_sigmas,
+    looks_in_window,
+    window_number,
+)
 from gradwatch.detect.features.structure import structure_of
 from gradwatch.detect.gradients.dead_layer_rules.experts import is_side_by_side
 from gradwatch.history.store import History
@@ -33,19 +40,14 @@ MIN_FIRST_SHARE = 0.5
 MAX_LAST_RATIO = 0.5
 """Share of the last third over that of the first, at most."""
 
-MIN_SIGMAS = 4.0
-"""Distance of the two shares in standard deviations: once in 30,000 tensors by chance."""
 
-MAX_CHANCE = 1e-4
-"""Probability, 0..1, of as long an absence at the share of the last third."""
-
-
-def find_faded(history: History, *, steps: int, kind: str) -> Iterator[Sign]:
+def find_faded(history: History, *, steps: int, every: int, kind: str) -> Iterator[Sign]:
     """Yield a sign for each module that fell out of use by degrees.
 
     Args:
         history: History of the run.
         steps: Minimum number of newest steps without a gradient.
+        every: Steps between two calls.
         kind: Kind of the resulting finding.
     """
     structure = structure_of(history)
@@ -60,7 +62,10 @@ def find_faded(history: History, *, steps: int, kind: str) -> Iterator[Sign]:
     columns = np.flatnonzero(away_L)
     steps_T, l2_TL = history.param.series("grad.l2")
     used_TL = l2_TL[:, columns] > 0
-    faded = {int(i): share for i, used_T in zip(columns, used_TL.T, strict=True) if (share := _last_share(used_T))}
+    among = structure.num_trainable * looks_in_window(every)
+    error = allowed_error(SequentialTest.FADING_USE, window_number(history), among=among)
+    shares = {int(i): _last_share(used_T, error=error) for i, used_T in zip(columns, used_TL.T, strict=True)}
+    faded = {i: share for i, share in shares.items() if share}
     ill_L = np.isin(np.arange(len(away_L)), list(faded))
     for layer, group in affected_modules(history, ill_L, kind=kind):
         if layer is None:
@@ -84,8 +89,13 @@ def find_faded(history: History, *, steps: int, kind: str) -> Iterator[Sign]:
         )
 
 
-def _last_share(used_T: NDArray[np.bool_]) -> tuple[float, float] | None:
-    """Return the shares of the first and the last third of the used steps, or None if the use did not fade away."""
+def _last_share(used_T: NDArray[np.bool_], *, error: float) -> tuple[float, float] | None:
+    """Return the shares of the first and the last third of the used steps, or None if the use did not fade away.
+
+    Args:
+        used_T: Whether the tensor had a gradient at each kept step.
+        error: Probability at which chance no longer explains a fall of the share, or an absence.
+    """
     last = int(np.flatnonzero(used_T)[-1]) + 1 if used_T.any() else 0
     if last < MIN_STEPS_USED:
         return None
@@ -93,5 +103,5 @@ def _last_share(used_T: NDArray[np.bool_]) -> tuple[float, float] | None:
     first, middle, newest = (float(used_T[i * third : (i + 1) * third].mean()) for i in range(3))
     sigma = np.sqrt((first * (1 - first) + newest * (1 - newest)) / third)
     is_falling = first >= MIN_FIRST_SHARE and first > middle > newest and newest <= MAX_LAST_RATIO * first
-    is_gone = (1 - newest) ** (len(used_T) - last) <= MAX_CHANCE
-    return (first, newest) if is_falling and is_gone and first - newest > MIN_SIGMAS * sigma else None
+    is_gone = (1 - newest) ** (len(used_T) - last) <= error
+    return (first, newest) if is_falling and is_gone and first - newest > critical_sigmas(error) * sigma else None

@@ -1,7 +1,7 @@
 """Find batches of two alternating sources, one of which drowns the other.
 
 The gradient norms have two levels that alternate every second to fourth step. A rank sum shows whether the levels are
-further apart than random batches are. The source with the small gradients is drowned if it learns nothing: its loss
+further apart than in a random order. The source with the small gradients is drowned if it learns nothing: its loss
 stays at its start, or grows because the other source unteaches it.
 
 Wrong for two alternating tasks if their losses differ that much and stay as high as at the start. Tasks with separate
@@ -12,6 +12,8 @@ layers are recognized, unless the gap between the norms is so large that one lea
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +22,7 @@ from numpy.typing import NDArray
 from gradwatch.detect.features.baseline import BASELINE_STEPS, first_steps
 from gradwatch.detect.features.finding import Sign
 from gradwatch.detect.features.robust_stats import Floats, log10, median
+from gradwatch.detect.features.sequential_test import SequentialTest, allowed_error, looks_in_window, window_number
 from gradwatch.detect.gradients.oscillating_gradient_rules.window import (
     NORM,
     PATIENCE_STEPS,
@@ -31,10 +34,6 @@ from gradwatch.records import Quantity
 
 PERIODS_STEPS = (2, 3, 4)
 """Steps after which the same source comes again."""
-
-MIN_RANK_SUM_SIGMAS = 5.0
-"""Standard deviations of a rank sum that do not occur by chance: with 2 + 3 + 4 phases to choose from, one window in
-200,000 of random batches has as much."""
 
 FIRST_BATCHES = 3
 """Batches of each kind that give the start of their loss if the gap is small, before the other kind has raised it."""
@@ -59,40 +58,49 @@ class SourcePair(NamedTuple):
     loud: float
 
 
-def _list_phases() -> tuple[tuple[tuple[int, int], ...], Floats]:
-    """Return each period with each of its phases, and the weights of a window's ranks for each."""
-    phases = tuple((period, phase) for period in PERIODS_STEPS for phase in range(period))
-    is_TK = np.array([np.arange(WINDOW_STEPS)[::-1] % period == phase for period, phase in phases]).T
-    count_K = is_TK.sum(axis=0)
-    return phases, is_TK / np.sqrt(count_K * (WINDOW_STEPS - count_K) * (WINDOW_STEPS + 1) / 12)
+class RankSums(NamedTuple):
+    """Rank sums of the norms in each phase, of shape (K,).
+
+    Attributes:
+        chance_K: Probability of a sum as far from its mean, on its side, if the batches come in random order.
+        is_low_K: Whether the sum is below its mean.
+    """
+
+    chance_K: Floats
+    is_low_K: NDArray[np.bool_]
 
 
-PHASES, _WEIGHT_TK = _list_phases()
+PHASES = tuple((period, phase) for period in PERIODS_STEPS for phase in range(period))
 """Periods with their phases: a phase is the number of steps from the last batch of a source to the newest batch."""
 
+_IS_IN_PHASE_TK = np.array([np.arange(WINDOW_STEPS)[::-1] % period == phase for period, phase in PHASES]).T
 
-def find_drowned_source(history: History, *, decades: float) -> Sign | None:
+
+def find_drowned_source(history: History, *, decades: float, every: int) -> Sign | None:
     """Return a sign if the batches of one alternating source drown the batches of another.
 
     Args:
         history: History of the run.
         decades: Gap between the two levels of norms, in powers of ten, at which they count as sources of other scales.
+        every: Steps between two calls.
     """
     # several optimizers, as in a GAN, alternate on purpose
     if "+" in history.info.optimizer:
         return None
     norm_T = history.scalar(NORM, WINDOW_STEPS)
-    sigmas_K = rank_sum_by_phase(norm_T)
-    if np.abs(sigmas_K).max() < MIN_RANK_SUM_SIGMAS:
+    sums = rank_sum_by_phase(norm_T)
+    among = 2 * len(PHASES) * looks_in_window(every)  # 2: both sides
+    error = allowed_error(SequentialTest.ALTERNATING_SOURCES, window_number(history), among=among)
+    if sums.chance_K.min() > error:
         return None
     log_T = log10(norm_T)
     if np.isnan(log_T).any():
         return None
-    found = [k for k in np.argsort(-np.abs(sigmas_K)).tolist() if abs(sigmas_K[k]) >= MIN_RANK_SUM_SIGMAS]
+    found = [k for k in np.argsort(sums.chance_K).tolist() if sums.chance_K[k] <= error]
     # a period of 2 also shows at 4: the shortest period explains both
     k = min(found, key=lambda k: PHASES[k][0])
     period, phase = PHASES[k]
-    is_quiet_T = (np.arange(WINDOW_STEPS)[::-1] % period == phase) == (sigmas_K[k] < 0)
+    is_quiet_T = (np.arange(WINDOW_STEPS)[::-1] % period == phase) == sums.is_low_K[k]
     gap = float(median(log_T[~is_quiet_T]) - median(log_T[is_quiet_T]))
     loss_T = history.scalar("loss", WINDOW_STEPS)
     loss = SourcePair(float(median(loss_T[is_quiet_T])), float(median(loss_T[~is_quiet_T])))
@@ -116,21 +124,34 @@ def find_drowned_source(history: History, *, decades: float) -> Sign | None:
     )
 
 
-def rank_sum_by_phase(values_T: Floats) -> Floats:
-    """Return how far the values of each phase lie above or below all others, in standard deviations.
+def rank_sum_by_phase(values_T: Floats) -> RankSums:
+    """Return how far the values of each phase lie above or below all others, in the order of `PHASES`.
 
-    This is Wilcoxon's rank sum, which holds for any distribution and for values with a trend.
+    This is Wilcoxon's rank sum, with its exact distribution. It holds for values of any distribution, and a trend adds
+    little, since each phase is spread over the whole window.
 
     Args:
         values_T: Values of successive steps, of shape (WINDOW_STEPS,), without nan.
-
-    Returns:
-        Deviations of shape (K,), in the order of `PHASES`.
     """
     # sorting twice gives ranks
-    rank_T = values_T.argsort().argsort() - (WINDOW_STEPS - 1) / 2
-    sigmas_K: Floats = rank_T @ _WEIGHT_TK
-    return sigmas_K
+    sum_K = values_T.argsort().argsort() @ _IS_IN_PHASE_TK
+    count_K = _IS_IN_PHASE_TK.sum(axis=0)
+    mirrored_K = (WINDOW_STEPS - 1) * count_K - sum_K  # the sum of the ranks from above
+    further_K = np.maximum(sum_K, mirrored_K).tolist()
+    chance_K = np.array([_upper_tail(count)[far] for count, far in zip(count_K.tolist(), further_K, strict=True)])
+    return RankSums(chance_K, sum_K < mirrored_K)
+
+
+@functools.cache
+def _upper_tail(count: int) -> Floats:
+    """Return the probability that `count` ranks of a window, at random, have a sum of s or more, for s from 0 on."""
+    highest = sum(range(WINDOW_STEPS - count, WINDOW_STEPS))
+    ways_CS = np.zeros((count + 1, highest + 1))  # ways to choose C ranks with the sum S
+    ways_CS[0, 0] = 1
+    for rank in range(WINDOW_STEPS):
+        ways_CS[1:, rank:] += ways_CS[:-1, : highest + 1 - rank].copy()
+    tail_S: Floats = np.cumsum(ways_CS[count, ::-1])[::-1] / math.comb(WINDOW_STEPS, count)
+    return tail_S
 
 
 def _is_drowned(

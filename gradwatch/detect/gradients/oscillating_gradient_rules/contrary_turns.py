@@ -17,6 +17,7 @@ import numpy as np
 from gradwatch.detect.features.baseline import baseline_loss
 from gradwatch.detect.features.finding import Sign
 from gradwatch.detect.features.robust_stats import Floats, median
+from gradwatch.detect.features.sequential_test import SequentialTest, allowed_error, looks_in_window, window_number
 from gradwatch.detect.features.structure import structure_of
 from gradwatch.detect.gradients.oscillating_gradient_rules.window import (
     PATIENCE_STEPS,
@@ -61,7 +62,8 @@ def find_contrary_turns(history: History, *, contrary: float) -> Sign | None:
         return None
     period, share = opposing_share(mean_TL, l2_TL, np.square(structure_of(history).rms_scale_L))
     is_unlearned = loss >= UNLEARNED_FRAC * begun
-    if share < contrary / (1 + is_unlearned) or (period > MAX_OWN_PERIOD_STEPS and not is_unlearned):
+    least = max(contrary / (1 + is_unlearned), _share_by_chance(history, frequencies=len(mean_TL) // 2))
+    if share < least or (period > MAX_OWN_PERIOD_STEPS and not is_unlearned):
         return None
     return Sign(
         f"every {period} steps the gradient opposes the gradients between: updates undo each other",
@@ -77,6 +79,17 @@ def find_contrary_turns(history: History, *, contrary: float) -> Sign | None:
             Quantity(key="loss.start", label="loss at which learning began", value=begun),
         ),
     )
+
+
+def _share_by_chance(history: History, *, frequencies: int) -> float:
+    """Return the share of one frequency that noise has no more often than the test may be wrong.
+
+    Of white noise, a frequency has more than x of the power with probability (1 - x) ** (n - 1) (Fisher 1929). The mean
+    over tensors has less, however much the tensors depend on each other.
+    """
+    among = len(TURN_PERIODS_STEPS) * looks_in_window(CHECK_EVERY_STEPS)
+    error = allowed_error(SequentialTest.CONTRARY_TURNS, window_number(history), among=among)
+    return float(1 - error ** (1 / (frequencies - 1)))
 
 
 def opposing_share(mean_TL: Floats, l2_TL: Floats, numel_L: Floats) -> tuple[int, float]:

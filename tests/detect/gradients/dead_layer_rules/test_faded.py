@@ -12,7 +12,7 @@ T = np.arange(400)
 def faded(skip_T, *, missing=np.nan, seed=0, steps=400):
     made = Synthetic(steps=steps, seed=seed)
     made.grad_l2_TL[made.rng.random(steps) < skip_T[:steps], 5] = missing
-    return [sign.layer for sign in find_faded(made.history(), steps=40, kind="dead-layer")]
+    return [sign.layer for sign in find_faded(made.history(), steps=40, every=10, kind="dead-layer")]
 
 
 @pytest.mark.parametrize("seed", range(3))
