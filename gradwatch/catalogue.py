@@ -29,6 +29,7 @@ class Statistic:
 _ONE_READ = "every step; shares one read of the gradient"
 _SAMPLED_COPY = "every watch.updates_every steps; one read of weights and moments, or of weights and a copy of them"
 _SAMPLED_FORWARD = "every watch.activations_every steps; a few reads of at most watch.activation_elements values"
+_SAMPLED_QUERIES = "every watch.activations_every steps; the products of 8 queries in each of 4 samples with all keys"
 _REMEMBERED = "every watch.activations_every steps; a few bits of memory for each unit"
 _HOST = "every step; no tensor is read"
 _VALIDATED = "every train.eval_every steps"
@@ -68,6 +69,20 @@ ACT: tuple[Statistic, ...] = (
     ),
     Statistic("act.mean", "", "mean of the output", _SAMPLED_FORWARD, is_sampled=True),
     Statistic("act.std", "", "standard deviation of the output", _SAMPLED_FORWARD, is_sampled=True),
+    Statistic(
+        "attention.max_logit",
+        "",
+        "largest logit of attention: a scaled product of query and key, before the softmax",
+        _SAMPLED_QUERIES,
+        is_sampled=True,
+    ),
+    Statistic(
+        "attention.entropy",
+        "0..1",
+        "entropy of the attention weights over the log of the number of keys, of the head with the smallest",
+        _SAMPLED_QUERIES,
+        is_sampled=True,
+    ),
     Statistic(
         "act.silent",
         "units",

@@ -48,10 +48,11 @@ def histogram(tensor: torch.Tensor, edges: NDArray[np.float64]) -> NDArray[np.in
 
 
 def activation_statistics(outputs: list[torch.Tensor], unit_dim: int, dead: tuple[float, float]) -> NDArray[np.float64]:
-    """Dead fraction, nan, mean and std over the outputs of all calls; a dead unit never leaves the range `dead`."""
+    """Dead fraction, nan, mean, std, nan and nan over the outputs of all calls; a dead unit never leaves `dead`."""
     units = np.concatenate([o.detach().double().movedim(unit_dim, -1).flatten(0, -2).numpy() for o in outputs])
     is_dead = np.all((units >= dead[0]) & (units <= dead[1]), axis=0)
-    return np.array([np.mean(is_dead), np.nan, np.mean(units), np.std(units)])
+    # the last two are of attention
+    return np.array([np.mean(is_dead), np.nan, np.mean(units), np.std(units), np.nan, np.nan])
 
 
 def silent_since(dead_TU: NDArray[np.bool_], first: int) -> int:

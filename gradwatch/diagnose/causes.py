@@ -47,6 +47,7 @@ class CauseId(enum.StrEnum):
     UNSCALED_INPUTS = "unscaled-inputs"
     TARGETS_OUT_OF_RANGE = "targets-out-of-range"
     UNDIVIDED_SCORES = "undivided-scores"
+    ATTENTION_LOGITS = "attention-logits"
     ENTROPY_ADDED = "entropy-added"
     UNREGISTERED_LAYERS = "unregistered-layers"
     UNBALANCED_TASKS = "unbalanced-tasks"
@@ -144,6 +145,7 @@ CAUSES: tuple[Cause, ...] = (
         explains={
             "rising-sparsity": 2,
             "saturated-activation": 2,
+            "attention-collapse": 3,
             "dead-layer": 2,
             "no-gradient": 1.5,
             "loss-plateau": 2,
@@ -649,6 +651,19 @@ CAUSES: tuple[Cause, ...] = (
         confirm="Print the standard deviation of the scores before the softmax: it must be near 1.",
         remedies=("divide_scores",),
         source="Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, sec. 3.2.1",
+    ),
+    Cause(
+        id=CauseId.ATTENTION_LOGITS,
+        name="attention logits that grow without bound",
+        leads={"attention-collapse": 12},
+        explains={"loss-plateau": 2, "gradient-spike": 1.5, "exploding-gradient": 1.2, "layer-imbalance": 1.2},
+        because=(
+            "Logits are products of queries and keys, so they grow with the square of the weights. A rate that is too "
+            "high for these weights drives the softmax to single keys, from where no gradient leads back."
+        ),
+        confirm="Run the same steps at a tenth of the rate, or with normalized queries and keys: logits stay small.",
+        remedies=("lower_rate", "normalize_queries"),
+        source="Wortsman et al. 2023, https://arxiv.org/abs/2309.14322, sec. 3.1",
     ),
     Cause(
         id=CauseId.UNREGISTERED_LAYERS,

@@ -212,6 +212,10 @@ KNOWN: dict[str, Build] = {
         "divide the scores before {where} by the square root of their dimension",
         "scores = queries @ keys.transpose(-2, -1) / queries.shape[-1] ** 0.5",
     ),
+    "normalize_queries": _either(
+        "normalize queries and keys before their product (QK-norm)",
+        "queries, keys = (torch.nn.functional.rms_norm(x, x.shape[-1:]) for x in (queries, keys))",
+    ),
     "single_unit": _either(
         "use a sigmoid with BCEWithLogitsLoss on a single output unit, or a softmax over all classes"
     ),

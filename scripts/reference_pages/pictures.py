@@ -29,6 +29,7 @@ STATISTICS = {
     "no-gradient": ("grad.l2",),
     "dead-relu": ("act.dead_frac",),
     "saturated-activation": ("act.saturated_frac",),
+    "attention-collapse": ("attention.max_logit", "attention.entropy"),
     "poor-initialization": ("weight.l2",),
     "not-optimized": ("update.ratio",),
     "learning-rate-too-high": ("weight.l2", "loss"),

@@ -23,6 +23,7 @@ FOLLOWS: dict[str, frozenset[str]] = {
         "saturated-activation",
         "vanishing-gradient",
     },
+    "attention-collapse": OVERSHOT | {"gradient-spike", "poor-initialization"},
     "saturated-activation": OVERSHOT | {"gradient-spike", "poor-initialization"},
     # an exploding recurrence makes the first loss large whatever the weights are
     "poor-initialization": frozenset({"exploding-gradient"}),
@@ -66,6 +67,7 @@ FOLLOWS: dict[str, frozenset[str]] = {
     # a plateau is by definition a stall without another explanation
     "loss-plateau": OVERSHOT
     | {
+        "attention-collapse",
         "dead-layer",
         "dead-relu",
         "fp16-underflow",

@@ -109,6 +109,18 @@ class Synthetic(HealthyRun):
         self.info = replace(self.info, activations=tuple(acts))
         return self
 
+    def attention(self, act: int, *, logit: float, entropy: float, onset: int = 100) -> Self:
+        """Make a module attention, with usual logits before `onset` and the given ones from then on."""
+        for name in ("dead_frac", "saturated_frac", "act_mean", "act_std"):  # attention in one kernel has no output
+            getattr(self, f"{name}_TA")[:, act] = np.nan
+        is_later_T = self.t_T >= onset
+        self.max_logit_TA[:, act] = np.where(is_later_T, logit, 5.0)
+        self.attention_entropy_TA[:, act] = np.where(is_later_T, entropy, 0.9)
+        acts = list(self.info.activations)
+        acts[act] = replace(acts[act], module_type="Attention")
+        self.info = replace(self.info, activations=tuple(acts))
+        return self
+
     def warm_up(self, *, steps: int = 50, factor: float = 5.0) -> Self:
         """Raise the learning rate linearly over the first steps. Gradients start larger by a factor, then settle."""
         self.lr_T *= np.minimum((self.t_T + 1) / steps, 1.0)

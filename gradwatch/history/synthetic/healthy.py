@@ -47,6 +47,7 @@ class HealthyRun:
         weight_l2_TL: Weight norms.
         update_factor_TL: Factor on the update that follows from gradient, learning rate and optimizer.
         dead_frac_TA, saturated_frac_TA, act_mean_TA, act_std_TA: Statistics of the activations.
+        max_logit_TA, attention_entropy_TA: Statistics of attention; nan for every other activation.
         silent_TA, silent_since_TA: Number of silent units, and the first step of their silence.
         events: Events of the run; `add_event` adds to them.
     """
@@ -90,6 +91,8 @@ class HealthyRun:
         self.dead_frac_TA, self.saturated_frac_TA, self.act_mean_TA, self.act_std_TA = relu_arrays
         self.silent_TA = np.zeros(self.dead_frac_TA.shape)
         self.silent_since_TA = np.full(self.dead_frac_TA.shape, np.nan)
+        self.max_logit_TA = np.full(self.dead_frac_TA.shape, np.nan)
+        self.attention_entropy_TA = np.full(self.dead_frac_TA.shape, np.nan)
 
     def names(self, layers: Layers = None) -> tuple[str, ...]:
         """Return the names of layers, for `Example.layers`."""
@@ -122,7 +125,8 @@ class HealthyRun:
         run, param_TSL = self._run(), self._param_TSL()
         remembered = (self.silent_TA, self.silent_since_TA, np.full(self.silent_TA.shape, self.width))
         measured = (self.dead_frac_TA, self.saturated_frac_TA, self.act_mean_TA, self.act_std_TA)
-        act_TSA = np.stack([*measured, *remembered], axis=1)
+        attention = (self.max_logit_TA, self.attention_entropy_TA)
+        act_TSA = np.stack([*measured, *attention, *remembered], axis=1)
         for t in range(self.steps if until is None else until):
             sampled = t % dynamics.SAMPLE_EVERY == 0 and self.activations > 0
             row = {name: float(values_T[t]) for name, values_T in run.items()}

@@ -1,6 +1,6 @@
 """Accumulate the outputs of one activation over a step: in one pass of the C extension, or by torch operations."""
 
-# A = activation modules, C = units (channels or features) of one module, S = statistics (the first four of
+# A = activation modules, C = units (channels or features) of one module, S = statistics (the first six of
 # catalogue.ACT)
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from gradwatch.probe.device.sync import to_host
 from gradwatch.probe.device.torch_reduce import wide_dtype
 
 _SMALL_MAP = 64  # adjacent values of a channel below which the CPU reduces over samples first: measured 25x faster
-NUM_STATISTICS = 4
+NUM_STATISTICS = 6
+ATTENTION = slice(4, 6)  # the largest logit and the smallest entropy of attention
 EMPTY_RANGE = (math.nan, math.nan)
 
 
@@ -112,6 +113,16 @@ class ActivationAccumulator:
         self.dead: list[torch.Tensor | UnitMask | None] = []  # (C,) per call of a forward pass: never fired so far
         self.num_dead: list[int | None] = []  # number of these units, if the extension has counted them
         self.call = 0
+        self.attention: torch.Tensor | None = None  # largest logit and smallest entropy; (2,)
+
+    def add_attention(self, reading_2: torch.Tensor) -> None:
+        """Add a reading of attention: the largest logit and the smallest entropy of a head."""
+        self.is_called = True
+        if self.attention is not None:
+            logit, entropy = reading_2.unbind()
+            # `fmax` and `fmin` ignore the nan of a call that could not be read
+            reading_2 = torch.stack([self.attention[0].fmax(logit), self.attention[1].fmin(entropy)])
+        self.attention = reading_2
 
     def add(self, output: torch.Tensor) -> None:
         """Add the output of one call."""
@@ -297,27 +308,35 @@ def _extreme(x: torch.Tensor, reduce: Callable[..., torch.Tensor]) -> torch.Tens
 
 def statistics(accumulators: list[ActivationAccumulator]) -> torch.Tensor:
     """Return the statistics of modules that were called, of shape (S, A), float32, on the device of the first."""
-    if all(it.moments is None for it in accumulators):  # the extension has read everything
-        return _host_statistics(accumulators)
-    device = next(it.moments.device for it in accumulators if it.moments is not None)
+    devices = [t.device for it in accumulators for t in (it.moments, it.attention) if t is not None]
+    if all(it.moments is None for it in accumulators) and all(device.type == "cpu" for device in devices):
+        return _host_statistics(accumulators)  # the extension has read everything
+    device = devices[0]
     moments = [_totals(it, device) for it in accumulators]
     n_A, sum_A, square_A, saturated_A = torch.stack(moments, dim=1)
     mean_A = sum_A / n_A
     # rounding may make a variance of zero negative
     std_A = (square_A / n_A - mean_A.square()).clamp_min_(0).sqrt_()
     dead_A = torch.stack([_placed(it.dead_frac(), device) for it in accumulators])
-    return torch.stack([dead_A, saturated_A / n_A, mean_A, std_A]).float()
+    whole_SA = torch.stack([dead_A, saturated_A / n_A, mean_A, std_A]).float()
+    unknown = torch.full((2,), math.nan, device=device)
+    attention = [unknown if it.attention is None else it.attention.to(device) for it in accumulators]
+    return torch.cat([whole_SA, torch.stack(attention, dim=1)])
 
 
 def _host_statistics(accumulators: list[ActivationAccumulator]) -> torch.Tensor:
     """Return the statistics if the C extension has read all outputs."""
     n_A, sum_A, square_A, saturated_A = to_host(accumulators[0].sums.totals_A4)[[it.row for it in accumulators]].T
-    row_SA = np.empty((NUM_STATISTICS, len(accumulators)), np.float32)
+    row_SA = np.full((NUM_STATISTICS, len(accumulators)), math.nan, np.float32)
+    n_A = np.where(n_A, n_A, math.nan)  # attention in one kernel has no output
     mean_A = sum_A / n_A
     row_SA[0] = [it.dead_frac() for it in accumulators]
     row_SA[1] = np.where([it.rules.saturated is not None for it in accumulators], saturated_A / n_A, math.nan)
     row_SA[2] = mean_A
     row_SA[3] = np.sqrt(np.maximum(square_A / n_A - mean_A * mean_A, 0.0))
+    for a, it in enumerate(accumulators):
+        if it.attention is not None:
+            row_SA[ATTENTION, a] = to_host(it.attention)
     return torch.from_numpy(row_SA)
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor, nn
 
+from gradwatch.probe.activations.attention import COMPOSED, FUSED, SOFTMAX, read_attention
 from gradwatch.probe.activations.rules import ActivationRules, rules_of
 from gradwatch.probe.activations.saved_hooks import count_uses, may_have_hook
 from gradwatch.probe.device.dtensor import local_part
@@ -39,7 +40,17 @@ RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 BATCHED = frozenset({"Bmm", "Baddbmm"})
 """Batched matrix products: `einsum` makes one of a product with a weight, attention one of queries and keys."""
 
-OPERATIONS = frozenset({"Clamp", "Hardsigmoid", "Hardtanh", "Relu", "Sigmoid", "Softmax", "Tanh", "Threshold"})
+OPERATIONS = FUSED | {
+    "Clamp",
+    "Hardsigmoid",
+    "Hardtanh",
+    "Relu",
+    COMPOSED,
+    "Sigmoid",
+    "Softmax",
+    "Tanh",
+    "Threshold",
+}
 """Activations that detectors judge; all others have a slope everywhere."""
 
 PRODUCT = "a product of two values"
@@ -54,7 +65,8 @@ class FunctionType:
     """The activation that an operation computes.
 
     Args:
-        kind: Name of the equivalent module type; `Gate` for a sigmoid or tanh that multiplies.
+        kind: Name of the equivalent module type; `Gate` for a sigmoid or tanh that multiplies; `Attention` for
+            `scaled_dot_product_attention`.
         rules: Ranges of dead and saturated outputs.
         module: The equivalent module, if the operation saves its input; None if it saves its output.
     """
@@ -74,13 +86,17 @@ class OwnerModule(NamedTuple):
 
 
 class FunctionCall(NamedTuple):
-    """One call of a functional activation: its name, the index of the module before it, and its output."""
+    """One call of a functional activation: its name, the index of the module before it, and what it gave.
+
+    Attention in one kernel has a reading of `read_attention` and no output. A softmax of attention has both.
+    """
 
     name: str
     place: int
     channels_first: bool | None
     function: FunctionType
-    output: Tensor
+    output: Tensor | None
+    attention: Tensor | None
 
     @property
     def is_kept(self) -> bool:
@@ -138,25 +154,36 @@ class FunctionalActivations:
             # a model that is a single layer has no name
             name = f"{owner.name}.{function.kind.lower()}" if owner.name else function.kind.lower()
             calls[name] = calls.get(name, 0) + 1
-            output = self._output(node, function) if calls[name] <= MAX_CALLS else None
-            if output is not None and output.numel():
-                yield FunctionCall(name, owner.place, owner.channels_first, function, output)
+            if calls[name] > MAX_CALLS:
+                continue
+            output, attention = self._output(node, function), None
+            if function is _ATTENTION or operation(node) in SOFTMAX:
+                with torch.no_grad():
+                    attention = read_attention(node, self._saved)
+            if attention is not None or (output is not None and output.numel()):
+                yield FunctionCall(name, owner.place, owner.channels_first, function, output, attention)
 
     def _output(self, node: Node, function: FunctionType) -> Tensor | None:
         """Return the output of an activation, or None if the output is not in memory unchanged."""
-        name = "result" if function.module is None else "self"
+        if function is _ATTENTION:
+            return None
+        kept = self._saved(node, "result" if function.module is None else "self")
+        if kept is None or function.module is None:
+            return kept
+        with torch.no_grad():
+            return Tensor(function.module(kept))
+
+    def _saved(self, node: Node, name: str) -> Tensor | None:
+        """Return a tensor that a node saves, or None if the tensor is not in memory unchanged."""
         # the raw attribute shows hooks without running them
         raw = getattr(node, f"_raw_saved_{name}", None)
         if raw is None or may_have_hook(raw, self._uses_of_hooks):
             return None
         try:
-            kept = local_part(getattr(node, f"_saved_{name}"))
+            kept = getattr(node, f"_saved_{name}")
         except RuntimeError:  # freed by a backward, or overwritten since
             return None
-        if function.module is None:
-            return kept
-        with torch.no_grad():
-            return Tensor(function.module(kept))
+        return None if kept is None else local_part(kept)
 
     def _owner(self, node: Node) -> OwnerModule | None:
         """Return the module of the nearest matrix before an activation, or else of the nearest parameter."""
@@ -265,6 +292,8 @@ def _through(node: Node) -> Node:
 
 def _function(name: str, node: Node, users: set[str]) -> FunctionType | None:
     """Return the activation that a node computes, or None."""
+    if name == COMPOSED or name in FUSED:
+        return _ATTENTION
     if name == "Softmax":
         dim = int(node._saved_dim)
         # a node saves a negative dimension as an unsigned number of 64 bits
@@ -305,6 +334,9 @@ _FUNCTIONS = {
     "Threshold": _of_module(nn.ReLU(), keeps_output=False),
 }
 """Activations without settings, by operation. They are shared: making a module takes as long as reading an output."""
+
+_ATTENTION = FunctionType("Attention", ActivationRules())
+"""`scaled_dot_product_attention`, in one kernel or composed."""
 
 _GATES = {name: replace(_FUNCTIONS[name], kind="Gate") for name in ("Sigmoid", "Tanh")}
 """Activations that multiply, by operation."""

@@ -1,6 +1,6 @@
 """Watch activations by forward hooks, on sampled steps, and reduce their outputs to a small row of statistics."""
 
-# A = activation modules, C = units (channels or features) of one module, S = statistics (the first four of
+# A = activation modules, C = units (channels or features) of one module, S = statistics (the first six of
 # catalogue.ACT)
 
 from __future__ import annotations
@@ -154,6 +154,10 @@ class FunctionAccumulators:
         with uncollected(), torch.no_grad():
             for call in self._activations.find(output, known=self._modules):
                 if (own := self._accumulator_of(call)) is None:
+                    continue
+                if call.attention is not None:
+                    own.add_attention(call.attention)
+                if call.output is None:
                     continue
                 if not call.is_kept or call.output.dtype != torch.float32:  # a pending call would keep the copy alive
                     own.add(call.output)

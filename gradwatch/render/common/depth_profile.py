@@ -26,6 +26,7 @@ STATISTICS = {
     "dead-layer": "grad.l2",
     "dead-relu": "act.dead_frac",
     "saturated-activation": "act.saturated_frac",
+    "attention-collapse": "attention.max_logit",
 }
 """Statistic to show over depth, by kind of finding. All other kinds are about a course over the steps."""
 RATIO = "update.ratio"

@@ -32,6 +32,7 @@ LINEAR = (
     "grad.nonfinite",
     "act.dead_frac",
     "act.saturated_frac",
+    "attention.entropy",
 )
 
 

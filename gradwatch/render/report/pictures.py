@@ -24,6 +24,7 @@ LABELS = {
     "update.ratio": "update / weight",
     "act.dead_frac": "dead units",
     "act.saturated_frac": "saturated outputs",
+    "attention.max_logit": "largest attention logit",
 }
 """What the height of a profile is."""
 

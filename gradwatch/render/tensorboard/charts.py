@@ -111,7 +111,12 @@ PARAM_CHARTS = {
     "update.ratio": "per_layer_update_ratio",
     "grad.zero_frac": "per_layer_zero_frac",
 }
-ACT_CHARTS = {"act.dead_frac": "per_layer_dead_units_frac", "act.saturated_frac": "per_layer_saturated_frac"}
+ACT_CHARTS = {
+    "act.dead_frac": "per_layer_dead_units_frac",
+    "act.saturated_frac": "per_layer_saturated_frac",
+    "attention.max_logit": "per_layer_attention_logit",
+    "attention.entropy": "per_layer_attention_entropy",
+}
 HISTOGRAMS = {"grad": "per_layer_log10_gradient", "weight": "per_layer_log10_weight"}
 
 DESCRIPTIONS = {chart.tag: chart.meaning for chart in (*CHARTS, *SCALING, *VALIDATION)} | {
@@ -133,6 +138,8 @@ DESCRIPTIONS = {chart.tag: chart.meaning for chart in (*CHARTS, *SCALING, *VALID
     "per_layer_zero_frac": "Fraction of the gradient that is exactly zero; charted from the first zero on.",
     "per_layer_dead_units_frac": "Fraction of dead units: zero for every sample of the batch.",
     "per_layer_saturated_frac": "Fraction of saturated outputs: in the flat tail of the activation function.",
+    "per_layer_attention_logit": "Largest logit of attention, before the softmax.",
+    "per_layer_attention_entropy": "Entropy of attention, of the head with the smallest; 1 is an even spread.",
 }  # fmt: skip
 
 
@@ -237,7 +244,8 @@ def problems(history: History) -> dict[str, Finding]:
 
 def num_layer_charts(history: History) -> int:
     """Return the maximum number of charts of layers."""
-    return len(PARAM_CHARTS) * len(history.param.layers) + len(ACT_CHARTS) * len(history.act.layers)
+    # attention has two charts, and so has every other activation
+    return len(PARAM_CHARTS) * len(history.param.layers) + len(ACT_CHARTS) // 2 * len(history.act.layers)
 
 
 def points_of(block: Block) -> list[tuple[int, dict[str, float]]]:

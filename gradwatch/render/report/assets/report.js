@@ -12,7 +12,7 @@ const CURVES = [
 const COSTS = [{ name: "Time", about: "of a step, of its wait for data and of monitoring it", title: "ms", of: ["step_ms", "data_wait_ms", "watch_ms"], log: () => true }];
 const NAMES = { loss: "training", val_loss: "validation", "grad_norm.before_clip": "before clipping", "grad_norm.after_clip": "after clipping", step_ms: "step", data_wait_ms: "wait for data", watch_ms: "monitoring" };
 const COLOURS = ["--first", "--second", "--third", "--fourth"];
-const REDUCTIONS = { l2: "L2 norm", absmax: "magnitude", mean: "mean", std: "deviation", zero_frac: "zeros", nonfinite: "elements", ratio: "update / weight", dead_frac: "dead units", saturated_frac: "saturated", silent: "units", silent_since: "step", units: "units" };
+const REDUCTIONS = { l2: "L2 norm", absmax: "magnitude", mean: "mean", std: "deviation", zero_frac: "zeros", nonfinite: "elements", ratio: "update / weight", dead_frac: "dead units", saturated_frac: "saturated", max_logit: "largest logit", entropy: "entropy", silent: "units", silent_since: "step", units: "units" };
 
 /** Return what a statistic of layers measures, for an axis. */
 const titleOf = ({ name }) => REDUCTIONS[name.split(".").at(-1)] ?? name;

@@ -1,0 +1,136 @@
+"""Find attention whose logits have grown until its heads look at single keys (GW204)."""
+
+# T = samples of the activations, A = activation modules
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwatch.detect import Example, Recovery
+from gradwatch.detect.features.baseline import first_steps
+from gradwatch.detect.features.finding import Sign, findings_of
+from gradwatch.detect.features.recovery import start_of_state
+from gradwatch.history.store import History
+from gradwatch.history.synthetic.builder import Synthetic
+from gradwatch.records import Finding, Quantity, Severity
+
+LOGIT, ENTROPY = "attention.max_logit", "attention.entropy"
+
+RECOVERY_SAMPLES = 5
+"""Samples in a row without the symptom that withdraw a finding."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionCollapse:
+    """Attention logits so large that heads look at single keys.
+
+    What it measures: the largest logit of each attention, and the entropy of its heads, at a few queries.
+    `qkv.attention` is the `scaled_dot_product_attention` after `qkv`.
+
+    Why it matters: weights of exactly 0 and 1 have no gradient, so the head cannot change what it looks at. A few more
+    steps in the same direction, and the loss rises: large models diverge where logits grow without bound.
+
+    Example: `AdamW(gpt.parameters(), lr=3e-2)`, without a norm on queries and keys.
+
+    What to do: lower the learning rate, or warm it up for longer. Normalize queries and keys before their product
+    (QK-norm). Divide the product by the square root of its dimension.
+
+    When it is wrong: a pretrained model whose heads are that sharp on purpose; it is info then.
+
+    When it is withdrawn: logits are below `logit`, or the entropy is above `entropy`, in each of 5 samples in a row.
+
+    How it is detected: the queries are the last 8 in each of 4 samples. The graph keeps queries and keys for the
+    backward pass, so that attention in one kernel stays in one kernel. In successive sampled batches, the largest logit
+    is at least `logit`, and the smallest entropy of a head is at most `entropy`. It is info if the logit has not grown
+    by `growth` since the run began. Attention in compiled or checkpointed regions, and in kernels of other packages, is
+    not seen.
+
+    Source: Zhai et al. 2023 (entropy collapse), https://arxiv.org/abs/2303.06296; Dehghani et al. 2023 (growth of
+    attention logits), sec. 2, https://arxiv.org/abs/2302.05442; Wortsman et al. 2023, sec. 3.1,
+    https://arxiv.org/abs/2309.14322; the limit of 100: Kimi Team 2025 (QK-Clip), sec. 2.1,
+    https://arxiv.org/abs/2507.20534.
+
+    Args:
+        every: Steps between two calls. 10: activations are sampled that often.
+        logit: Largest logit at which to report. 100: the limit of QK-Clip; next to it, a logit of 0 has a weight of
+            4e-44. Healthy small GPTs stay below 35.
+        entropy: Entropy, 0..1 of an even spread, at which to report. 0.25: large logits without a collapse, such as
+            logits with a common offset, do no harm.
+        samples: Successive samples that must agree. 2: two batches.
+        growth: Factor on the first logit from which it is a warning. 2: a pretrained model keeps its logits.
+    """
+
+    code: ClassVar[str] = "GW204"
+    kind: ClassVar[str] = "attention-collapse"
+    every: int = 10
+    logit: float = 100.0
+    entropy: float = 0.25
+    samples: int = 2
+    growth: float = 2.0
+
+    def detect(self, history: History) -> Iterator[Finding]:
+        """Yield a finding for each attention with collapsed heads."""
+        yield from findings_of(self, history, self._signs(history))
+
+    def _signs(self, history: History) -> Iterator[Sign]:
+        if not history.info.activations or len(history.act.steps(self.samples)) < self.samples:
+            return
+        # the cheap check first: most models have no attention, whose row is nan
+        if not np.fmax.reduce(history.act.newest(LOGIT)) >= self.logit:
+            return
+        for a, activation in enumerate(history.info.activations):
+            is_collapsed_T = self._is_collapsed(history, a)
+            onset = start_of_state(is_collapsed_T, history.act.steps(), least=self.samples)
+            if onset is None:
+                continue
+            logit, entropy = (float(history.act.newest(name)[a]) for name in (LOGIT, ENTROPY))
+            first = float(first_steps(history, LOGIT, 1)[0, a])
+            yield Sign(
+                f"the heads of {activation.name} look at single keys: the largest logit is {logit:.0f}, "
+                f"and the smallest entropy {100 * entropy:.0f} % of an even spread",
+                (
+                    Quantity(key=LOGIT, value=logit),
+                    Quantity(key=ENTROPY, value=entropy, unit="0..1"),
+                    Quantity(key="attention.first_logit", label="largest logit at the first sample", value=first),
+                ),
+                since=onset,
+                layer=activation.name,
+                severity=None if logit >= self.growth * first else Severity.INFO,
+            )
+
+    def _is_collapsed(self, history: History, activation: int) -> NDArray[np.bool_]:
+        """Return at which samples of the window the heads are collapsed, of shape (T,); nan is no collapse."""
+        logit_T, entropy_T = (history.act.window(name)[:, activation] for name in (LOGIT, ENTROPY))
+        return np.asarray((logit_T >= self.logit) & (entropy_T <= self.entropy))
+
+    def recovery(self, history: History, finding: Finding) -> Recovery | None:
+        """Return the first of 5 samples in a row without collapsed heads."""
+        if finding.layer not in history.act.layers:
+            return None
+        is_collapsed_T = self._is_collapsed(history, history.act.layers.index(finding.layer))
+        end = start_of_state(~is_collapsed_T, history.act.steps(), least=RECOVERY_SAMPLES)
+        return None if end is None else Recovery(end, "its heads looked at several keys again")
+
+    @classmethod
+    def examples(cls) -> Iterator[Example]:
+        """Yield histories that fire, that stay quiet, and near misses."""
+        yield Example("logits grow until the heads collapse", _with(logit=300.0, entropy=0.02), ("acts.1",))
+        yield Example("heads are sharp from the start", _with(logit=120.0, entropy=0.1, onset=0), ("acts.1",))
+        yield Example("a healthy run", Synthetic(steps=100, activations=3).history())
+        yield Example("logits of a trained model", _with(logit=60.0, entropy=0.15))
+        yield Example("large logits with a common offset", _with(logit=300.0, entropy=0.9))
+        yield Example("heads that look at single keys, by usual logits", _with(logit=30.0, entropy=0.02))
+        one = Synthetic(steps=100, activations=3).attention(1, logit=300.0, entropy=0.02, onset=60)
+        one.max_logit_TA[70:] = 20.0
+        yield Example("a single batch", one.history(until=80))
+
+
+def _with(*, logit: float, entropy: float, onset: int = 60) -> History:
+    made = Synthetic(steps=100, activations=3)
+    return made.attention(1, logit=logit, entropy=entropy, onset=onset).history()

@@ -1,0 +1,161 @@
+"""Measure the largest logit and the entropy of attention, from what the autograd graph keeps of a few queries."""
+
+# B = samples, H = heads, Q = sampled queries, K = keys, D = width of a head
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from gradwatch.probe.graph.graph import LAYOUT, Node, operation
+
+FUSED = frozenset(
+    {
+        "ScaledDotProductCudnnAttention",
+        "ScaledDotProductEfficientAttention",
+        "ScaledDotProductFlashAttention",
+        "ScaledDotProductFlashAttentionForCpu",
+        "ScaledDotProductFusedAttentionOverrideable",
+    }
+)
+"""Operations of `scaled_dot_product_attention` in one kernel, which never has the logits in memory."""
+
+COMPOSED = "SafeSoftmax"
+"""Softmax of `scaled_dot_product_attention` where no kernel fits, and of no other function."""
+
+SOFTMAX = frozenset({"Softmax", COMPOSED})
+
+MAX_SAMPLES = 4
+"""Maximum number of samples to read of a batch."""
+
+MAX_QUERIES = 8
+"""Maximum number of queries to read of a sample. 12 heads and 1,024 keys of width 64 then take 25 million products."""
+
+MAX_STEPS = 16
+"""Maximum number of operations from a softmax to its product: a scale, masks, biases and changes of layout."""
+
+TRANSPOSING = frozenset({"Permute", "T", "Transpose"})
+"""Changes of layout after which the rows of a product may be keys."""
+
+FACTORS = {"Bmm": ("self", "mat2"), "Baddbmm": ("batch1", "batch2")}
+"""Names of the factors that a batched product saves."""
+
+Saved = Callable[[Node, str], Tensor | None]
+"""Returns a tensor that a node saves, by name, or None if it is not in memory unchanged."""
+
+
+def read_attention(node: Node, saved: Saved) -> Tensor | None:
+    """Return the largest logit and the smallest entropy of a head, of shape (2,), float32.
+
+    The entropy of a head is the mean over queries, each relative to the log of its number of keys: 1 for attention that
+    is spread evenly, 0 for a single key. Both come from the last queries of a few samples, which have the most keys.
+
+    Args:
+        node: A softmax, or attention in one kernel.
+        saved: Returns what a node saves.
+
+    Returns:
+        The two numbers on the device of the queries, nan if unknown; None if the node computes no attention, or its
+        tensors are not in memory.
+    """
+    if operation(node) in FUSED:
+        return _of_kernel(node, saved)
+    return _of_softmax(node, saved) if operation(node) in SOFTMAX else None
+
+
+def _of_kernel(node: Node, saved: Saved) -> Tensor | None:
+    query, key = saved(node, "query"), saved(node, "key")
+    if query is None or key is None or query.ndim != 4 or query.is_nested or not query.numel() or not key.numel():
+        return None
+    rows = _rows(query.shape[2])
+    q_BHQD, k_BHKD = query[:MAX_SAMPLES, :, rows].float(), key[:MAX_SAMPLES].float()
+    # several heads of queries may share a head of keys
+    k_BHKD = k_BHKD.repeat_interleave(q_BHQD.shape[1] // k_BHKD.shape[1], dim=1)
+    scale = node._saved_scale
+    logits_BHQK = q_BHQD @ k_BHKD.mT * (1 / math.sqrt(query.shape[3]) if scale is None else float(scale))
+    if node._saved_is_causal:
+        places_Q = torch.arange(query.shape[2], device=query.device)[rows]
+        places_K = torch.arange(key.shape[2], device=query.device)
+        logits_BHQK = logits_BHQK.masked_fill(places_K > places_Q[:, None], -math.inf)
+    # a mask arrives as numbers that are added: a kernel has turned booleans into 0 and -inf
+    name = next((name for name in ("attn_mask", "attn_bias") if hasattr(node, f"_saved_{name}")), None)
+    mask = saved(node, name) if name else None
+    if mask is not None:
+        whole = mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+        logits_BHQK = logits_BHQK + whole[:MAX_SAMPLES, :, rows].float()
+    is_open_BHQK = logits_BHQK > -math.inf
+    weights_BHQK = logits_BHQK.softmax(-1)
+    return torch.stack([logits_BHQK.amax(), _smallest_entropy(weights_BHQK, is_open_BHQK.sum(-1))])
+
+
+def _of_softmax(node: Node, saved: Saved) -> Tensor | None:
+    product, factor = _product_below(node, saved)
+    weights = saved(node, "result")
+    if product is None or weights is None or weights.ndim not in (3, 4) or not weights.numel():
+        return None
+    heads = weights.shape[1] if weights.ndim == 4 else 1
+    weights_BHQK = weights.reshape(-1, heads, *weights.shape[-2:])[:MAX_SAMPLES, :, _rows(weights.shape[-2])].float()
+    # a weight of 0 is masked, or too small: a key is masked for a query if no sample and no head uses it
+    open_Q = (weights_BHQK > 0).any(dim=0).any(dim=0).sum(-1)
+    entropy = _smallest_entropy(weights_BHQK, open_Q.expand(weights_BHQK.shape[:-1]))
+    largest = _largest_logit(product, factor, weights_BHQK, saved)
+    return torch.stack([torch.full_like(entropy, math.nan) if largest is None else largest, entropy])
+
+
+def _largest_logit(product: Node, factor: Tensor | None, weights_BHQK: Tensor, saved: Saved) -> Tensor | None:
+    """Return the largest of the scaled products that have some weights, or None if it is unknown."""
+    left, right = (saved(product, name) for name in FACTORS[operation(product)])
+    if factor is None or left is None or right is None:
+        return None
+    samples, heads, queries, keys = weights_BHQK.shape
+    number = samples * heads
+    rows_NQD, right_NDK = left[:number, _rows(left.shape[1])].float(), right[:number].float()
+    if rows_NQD.shape[:2] != (number, queries) or right_NDK.shape[2] != keys:
+        return None
+    logits_BHQK = factor * (rows_NQD @ right_NDK).reshape(weights_BHQK.shape)
+    # masked keys have logits too, which nothing uses
+    return logits_BHQK.masked_fill(weights_BHQK == 0, -math.inf).amax()
+
+
+def _product_below(node: Node, saved: Saved) -> tuple[Node | None, Tensor | None]:
+    """Return the batched product whose softmax a node computes, and the factor on it; None if the factor is unknown."""
+    factor: Tensor | None = torch.ones(())
+    for _ in range(MAX_STEPS):
+        # a mask is a constant without a node; a bias that is learned comes second
+        below = next((child for child, _ in node.next_functions if child is not None), None)
+        if below is None:
+            return None, None
+        node, name = below, operation(below)
+        if name in FACTORS:
+            return node, factor
+        if name in ("Div", "Mul"):
+            other = saved(node, "other")
+            if factor is not None and other is not None and not other.ndim:
+                factor = factor / other if name == "Div" else factor * other
+            else:
+                factor = None
+        elif name in TRANSPOSING:
+            factor = None
+        elif name not in LAYOUT and name not in ("Add", "MaskedFill", "Sub", "Where"):
+            return None, None
+    return None, None
+
+
+def _rows(count: int) -> slice:
+    """Return the last of some queries, at most `MAX_QUERIES`, at equal distances within their second half."""
+    half = (count + 1) // 2
+    number = min(MAX_QUERIES, half)
+    stride = half // number
+    return slice(count - 1 - (number - 1) * stride, None, stride)
+
+
+def _smallest_entropy(weights_BHQK: Tensor, keys_BHQ: Tensor) -> Tensor:
+    """Return the smallest entropy of a head relative to an even spread; nan if no query has a choice."""
+    entropy_BHQ = torch.special.entr(weights_BHQK).sum(-1) / keys_BHQ.float().log()
+    # a single key leaves no choice: 0 / 0
+    entropy_H = entropy_BHQ.where(keys_BHQ > 1, math.nan).nanmean(dim=(0, 2))
+    smallest: Tensor = entropy_H.where(~entropy_H.isnan(), math.inf).amin()
+    return smallest.where(smallest.isfinite(), math.nan)
