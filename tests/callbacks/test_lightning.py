@@ -1,11 +1,11 @@
 """Lightning's own numbers are in the history, whatever it accumulates, clips or optimizes by hand."""
 
 import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
+import warm_python
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 from torch.nn import functional as F
@@ -152,5 +152,5 @@ assert [f.kind for f in watch.monitor.findings()] == ["probabilities-into-loss"]
 
 
 def test_it_works_in_trainers_of_the_older_name():
-    done = subprocess.run([sys.executable, "-c", OLDER_NAME], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*warm_python.command(), "-c", OLDER_NAME], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

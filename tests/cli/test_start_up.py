@@ -10,8 +10,9 @@ import pytest
 PROGRAM = """
 import json, os, sys
 from gradwatch.cli import main
+import gradwatch.config.load, gradwatch.diagnose.rank, gradwatch.render.terminal.diagnosis  # what most of them import
 
-# each command has a fork of its own, in which nothing but the command line was imported
+# each command has a fork of its own; had the imports above brought torch, all of them would have it
 for args in json.load(sys.stdin):
     sys.stdout.flush()
     if (child := os.fork()) == 0:

@@ -3,9 +3,9 @@
 import os
 import re
 import subprocess
-import sys
 
 import pytest
+import warm_python
 from page_blocks import ROOT
 
 from gradwatch.detect import detectors
@@ -15,7 +15,7 @@ from gradwatch.detect import detectors
 def site(tmp_path_factory):
     """Build the site and return its folder."""
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-d", str(folder / "doctrees")]
+    command = [*warm_python.command(), "-m", "sphinx", "-q", "-W", "--keep-going", "-d", str(folder / "doctrees")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
 
     done = subprocess.run(
