@@ -25,6 +25,7 @@ from gradwatch.detect.features.sequential_test import (
     SequentialTest,
     aligned_blocks,
     allowed_error,
+    critical_sigmas,
     stall_likelihood_ratio,
     window_number,
 )
@@ -44,9 +45,6 @@ MAX_HIDDEN_FALL = 0.2
 """Fall over the settled losses, as a fraction, that must be visible. Healthy runs fell by more in the first 150 steps;
 random labels with batches of 16 show no smaller one in as many."""
 
-BOUND_ERRORS = 2.0
-"""Standard errors that the bound of a fall is above its estimate: 1 in 40 bounds is too low."""
-
 NEW_LOW_RATE = 0.5
 """Probability of a new low in each block at which a loss counts as falling."""
 
@@ -61,14 +59,20 @@ def find_stall(history: History) -> Sign | None:
     settled_T = loss_T[is_settled_T]
     blocks_B = aligned_blocks(settled_T, int(steps_T[is_settled_T][0]), BLOCK_STEPS)
     error = allowed_error(SequentialTest.LOSS_STALL, window_number(history))
-    if stall_likelihood_ratio(blocks_B, rate=NEW_LOW_RATE) < 1 / error or _may_hide_fall(settled_T):
+    if stall_likelihood_ratio(blocks_B, rate=NEW_LOW_RATE) < 1 / error or _may_hide_fall(settled_T, error=error):
         return None
     first, where = baseline_loss(history)
     return make_sign(history, f"it was {first:.4g} {where}", since=int(history.steps("loss")[0]))
 
 
-def _may_hide_fall(loss_T: Floats) -> bool:
-    """Return whether the noise of the losses may hide a fall by `MAX_HIDDEN_FALL`."""
-    rise, error = slope_and_error(loss_T)
-    largest_fall = (BOUND_ERRORS * error - rise) * len(loss_T)
+def _may_hide_fall(loss_T: Floats, *, error: float) -> bool:
+    """Return whether the noise of the losses may hide a fall by `MAX_HIDDEN_FALL`.
+
+    Args:
+        loss_T: Settled losses.
+        error: Probability that the bound of the fall is too low at any step of the window.
+    """
+    rise, standard_error = slope_and_error(loss_T)
+    # half: a sum passes a bound at any step at most twice as often as at the last one (Lévy's inequality)
+    largest_fall = (critical_sigmas(error / 2) * standard_error - rise) * len(loss_T)
     return largest_fall > MAX_HIDDEN_FALL * abs(float(median(loss_T)))
