@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader, TensorDataset
 
 import gradwatch
 from gradwatch.probe.memory.graph_marks import FIRST_STEP, MARKED_STEPS, REST_STEPS
@@ -358,6 +359,29 @@ def targets_of_a_teacher(loop):
         loop.monitor.step(loop.train(F.cross_entropy(loop.net(x)[0], target)))
 
 
+def loader_with_workers(loop):
+    data = TensorDataset(torch.randn(8 * STEPS // 4, 4), torch.arange(8 * STEPS // 4) % 2)
+    for is_persistent in (True, False):
+        loader = DataLoader(data, 8, num_workers=1, persistent_workers=is_persistent, pin_memory=False)
+        for _ in range(3):
+            for x, y in loader:
+                loop.monitor.step(loop.train(F.cross_entropy(loop.net(x)[0], y)))
+
+
+def compiled_again_for_each_batch_size(loop):
+    compiled = torch.compile(loop.net, backend="aot_eager", dynamic=False)
+    sizes = [2, 3, 4]
+    for step in range(STEPS):
+        size = sizes[min(step // (FIRST_STEP + 1), len(sizes) - 1)]  # also within the steps that are marked
+        x, y = torch.randn(size, 4), torch.arange(size) % 2
+        loop.monitor.step(loop.train(F.cross_entropy(compiled(x)[0], y)))
+        if step % 8 == 7:
+            loop.net.eval()
+            with torch.no_grad():
+                compiled(x)
+            loop.net.train()
+
+
 HEALTHY = (
     plain,
     numbers_kept,
@@ -380,6 +404,8 @@ HEALTHY = (
     inner_loop,
     losses_of_a_short_epoch,
     loader_with_prefetch,
+    loader_with_workers,
+    compiled_again_for_each_batch_size,
     targets_of_a_teacher,
 )
 
