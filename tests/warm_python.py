@@ -17,6 +17,7 @@ import os
 import random
 import runpy
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -53,6 +54,14 @@ def command():
     listener.close()
     os.close(life)
     return [sys.executable, "-SE", __file__, address]
+
+
+def write_program(folder):
+    """Write the command into a file that can be started, for torchrun's PYTHON_EXEC; return its path."""
+    path = folder / "warm-python"
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(command())} "$@"\n')
+    path.chmod(0o755)
+    return path
 
 
 def ask(address, arguments):
@@ -142,6 +151,8 @@ def become(request):
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count())))
     kind, *rest = request["arguments"]
+    if kind == "-u":  # whoever waits for the end of the process misses nothing
+        kind, *rest = rest
     if kind == "-W":
         warnings.simplefilter(rest[0])
         kind, *rest = rest[1:]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import real_formats
+import warm_python
 from page_blocks import ROOT, blocks_of, run_page
 from torchvision import datasets
 
@@ -23,8 +24,13 @@ def named(path):
     return str(path.relative_to(ROOT))
 
 
+@pytest.fixture(scope="module")
+def interpreter_of_ranks(tmp_path_factory):
+    return warm_python.write_program(tmp_path_factory.mktemp("python"))
+
+
 @pytest.fixture
-def checkout(tmp_path, monkeypatch):
+def checkout(tmp_path, monkeypatch, interpreter_of_ranks):
     """Run in an empty folder that has the configs, and small files of MNIST and CIFAR in their real formats."""
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     real_formats.write_mnist(tmp_path / "data")
@@ -32,6 +38,7 @@ def checkout(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     # `python` on a page is the one of the environment
     monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    monkeypatch.setenv("PYTHON_EXEC", str(interpreter_of_ranks))
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in [name for name in sys.modules if name.partition(".")[0] == "configs"]:
