@@ -96,8 +96,8 @@ def watch(
     Args:
         model: The model, or several models by name (the generator and the discriminator of a GAN).
         optimizer: The optimizer of the model, or several; an empty list if the loop moves the weights by hand. If it is
-            a wrapper, such as the optimizer of Accelerate, the inner optimizer is watched. An optimizer without
-            parameters is an error. Optimizers that hold none of the model's parameters give a warning.
+            a wrapper, such as the optimizer of Accelerate, the inner optimizer is watched. Optimizers that hold none of
+            the model's parameters give a warning; one that holds no parameter at all is a finding (`not-optimized`).
         run: Run directory to write, for `gradwatch diagnose` and TensorBoard; None keeps the history in memory. If the
             directory contains a run, the next free name is used (`mine-2`, `mine-3`) and printed to stderr, unless
             `resume` or `overwrite` says otherwise.

@@ -146,9 +146,6 @@ def _optimizers(optimizer: Any) -> tuple[list[Optimizer], list[Problem]]:
             found.append(
                 Problem(key, f"{name} takes no hooks; have {name}.__init__ call that of torch.optim.Optimizer")
             )
-        elif not any(group["params"] for group in inner.param_groups):
-            text = f"{type(inner).__name__} has no parameters; call watch after its parameter groups are added"
-            found.append(Problem(key, text))
         elif inner in taken:
             found.append(Problem(key, f"the same {type(inner).__name__} is given twice", help="remove one"))
         else:

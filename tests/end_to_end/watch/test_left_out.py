@@ -10,7 +10,6 @@ from torch.nn import functional as F
 
 import gradwatch
 from gradwatch.detect.updates.not_optimized import NotOptimized
-from gradwatch.errors import GradwatchError
 from gradwatch.events import UNHELD
 from gradwatch.records import Severity
 
@@ -181,12 +180,17 @@ def test_nothing_to_train_is_critical_at_the_first_step():
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_an_optimizer_without_parameters_is_a_mistake_in_the_call(several):
+@pytest.mark.filterwarnings("ignore:gradwatch. optimizer. SGD holds none:RuntimeWarning")
+def test_an_optimizer_without_parameters_is_critical_at_the_first_step_and_stops_no_loop(several):
     model = network(8, 16, 8)
     empty = torch.optim.SGD([{"params": []}], lr=0.1)
+    full = adam(model)
 
-    with pytest.raises(GradwatchError, match="SGD has no parameters; call watch after its parameter groups are added"):
-        gradwatch.watch(model, [adam(model), empty] if several else empty)
+    _, found = watched(trained(lambda x: model(x).mean(), full), model, [empty, full] if several else empty)
+
+    assert (found[0].kind, found[0].step) == ("not-optimized", 0)
+    assert found[0].severity == (Severity.WARNING if several else Severity.CRITICAL)
+    assert found[0].message == "the optimizer SGD holds no parameter, so it updates nothing"
 
 
 class Idle(torch.optim.Optimizer):

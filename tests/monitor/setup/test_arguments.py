@@ -14,7 +14,6 @@ from gradwatch.errors import GradwatchError
 MODEL = nn.Sequential(nn.Linear(4, 4))
 SGD = torch.optim.SGD(MODEL.parameters(), lr=0.1)
 STEP_LR = torch.optim.lr_scheduler.StepLR(SGD, 10)
-EMPTY = torch.optim.SGD([{"params": []}], lr=0.1)
 OPTIMIZER = "expected a torch.optim.Optimizer, or a list of them"
 
 MISTAKES = [
@@ -37,7 +36,6 @@ MISTAKES = [
         {"optimizer": list(MODEL.parameters())},
         f"optimizer: got an object of type list, {OPTIMIZER}; pass [] if the loop moves the weights by hand",
     ),
-    ({"optimizer": EMPTY}, "optimizer: SGD has no parameters; call watch after its parameter groups are added"),
     ({"optimizer": [SGD, SGD]}, "optimizer.1: the same SGD is given twice; remove one"),
     (
         {"detect": {"dead-layr": {}}},
