@@ -203,12 +203,6 @@ SIDE_BY_SIDE = EventKind(
     values={"modules": "modules"},
     text="{modules:.0f} modules run side by side",
 )
-HIDDEN_SOFTMAX = EventKind(
-    name="graph-hidden-softmax",
-    meaning="A softmax is the activation of a hidden layer.",
-    values={"before": "index of the weight before it", "behind": "index of the weight after it"},
-    text="a softmax is the activation of a hidden layer",
-)
 ENTROPY_MINIMIZED = EventKind(
     name="graph-entropy-minimized",
     meaning="The loss of a policy gradient adds the entropy of the policy, with a factor of unknown sign.",
@@ -464,12 +458,6 @@ BATCH_NONFINITE = EventKind(
     name="batch-nonfinite",
     meaning="The inputs of the first loss that is not finite hold NaN or Inf.",
     text="the inputs contain NaN or Inf",
-)
-VALIDATIONS_DIFFER = EventKind(
-    name="validations-differ",
-    meaning="Two validation losses of the same weights differ.",
-    values={"difference": ""},
-    text="two validations with the same weights gave {before:.6g} and {after:.6g}",
 )
 
 # Other ranks of a distributed training.

@@ -1,4 +1,4 @@
-"""Find gradient norms that climb above all earlier norms, grow geometrically with depth, or near overflow (GW102)."""
+"""Find gradient norms that climb above all earlier norms, or grow geometrically with depth (GW102)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from gradwatch.detect.gradients.exploding_gradient_rules.climb import BLOCK_STEP
 from gradwatch.detect.gradients.exploding_gradient_rules.examples import make_falling_loss, make_gain, make_levels
 from gradwatch.detect.gradients.exploding_gradient_rules.jumps import find_jumps
 from gradwatch.detect.gradients.exploding_gradient_rules.over_depth import find_growth_over_depth
-from gradwatch.detect.gradients.exploding_gradient_rules.overflow import find_overflow
 from gradwatch.detect.gradients.exploding_gradient_rules.recurrence import find_growth_over_time
 from gradwatch.detect.gradients.exploding_gradient_rules.unbounded_loss import find_unbounded_loss
 from gradwatch.events import RECURRENCE
@@ -47,13 +46,13 @@ class ExplodingGradient:
     the loss must be above its start. (2) Growth over depth: the size of a gradient element in each module, and by how
     many orders of magnitude a line through the logarithms rises towards the input. (3) The gain of the backward pass:
     the gradient norm of the median weight matrix over the norm of the output layer's bias, which is what the loss sends
-    in. It is left out if a loss may be made of derivatives by the inputs (a physics-informed network). (4) A norm of
-    1e18 or more, whose square overflows in float32. (5) Growth over time: by how much the gradient grows on its way
-    back, if a forward pass uses one parameter on its own result repeatedly. (6) An unbounded loss: it falls below zero
-    faster and faster, and the weights grow too. Loss and norm are `unbounded` times as large as in the first 8 steps. A
-    loss with a least value flattens out. (7) Jumps: the larger of absolute loss and norm has two
-    levels from the start, `jump` powers of ten apart and almost nothing between them, and jumps up and down 4 times or
-    more, but not in turn: a division by almost 0. Steps at which both are exactly 0 are left out.
+    in. It is left out if a loss may be made of derivatives by the inputs (a physics-informed network). (4) Growth over
+    time: by how much the gradient grows on its way back, if a forward pass uses one parameter on its own result
+    repeatedly. (5) An unbounded loss: it falls below zero faster and faster, and the weights grow too. Loss and norm are
+    `unbounded` times as large as in the first 8 steps. A loss with a least value flattens out. (6) Jumps: the larger of
+    absolute loss and norm has two levels from the start, `jump` powers of ten apart and almost nothing between them, and
+    jumps up and down 4 times or more, but not in turn: a division by almost 0. Steps at which both are exactly 0 are
+    left out.
 
     Exceptions to the rules: norms that rise while the loss falls are the end of a plateau and do not count. A
     curriculum that gets harder raises both, but by less. A loss that is a value of a game (GAN, policy gradient) may
@@ -107,7 +106,6 @@ class ExplodingGradient:
         yield from find_growth_over_time(history, decades=self.recurrence)
         if is_due:
             yield find_unbounded_loss(history, kind=self.kind, growth=self.unbounded)
-        yield find_overflow(history, float(norm_T[-1]))
         yield find_jumps(history, norm_T, kind=self.kind, decades=self.jump)
         if is_early or is_due:
             if history.step >= self.every:

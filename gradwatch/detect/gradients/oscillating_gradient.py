@@ -14,16 +14,12 @@ from gradwatch.detect import Example
 from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import Sign, findings_of
 from gradwatch.detect.gradients.oscillating_gradient_rules.alternating_sources import find_drowned_source
-from gradwatch.detect.gradients.oscillating_gradient_rules.contrary_turns import find_contrary_turns
 from gradwatch.detect.gradients.oscillating_gradient_rules.examples import (
     make_bouncing,
     make_sorted_classes,
-    make_stretches,
-    make_turns,
     make_two_sources,
 )
 from gradwatch.detect.gradients.oscillating_gradient_rules.one_sided_batches import find_one_sided_batches
-from gradwatch.detect.gradients.oscillating_gradient_rules.stretches import find_stretches
 from gradwatch.detect.gradients.oscillating_gradient_rules.waves import MIN_LOSS_RATIO, WAVE_WINDOWS_STEPS, find_waves
 from gradwatch.detect.gradients.oscillating_gradient_rules.window import FIRST_LOSS_STEPS, WINDOW_STEPS, max_first_loss
 from gradwatch.events import CHOSEN_OUTPUTS, CLASSES
@@ -37,8 +33,7 @@ from gradwatch.records import Finding
 class OscillatingGradient:
     """Gradient norms that swing up and down while the loss does not fall.
 
-    What it measures: swings of the gradient norm and of the loss over the newest 48 or 96 steps, and whether updates
-    cancel out.
+    What it measures: swings of the gradient norm and of the loss over the newest 48 or 96 steps.
 
     Why it matters: each update undoes what the last updates learned.
 
@@ -57,11 +52,7 @@ class OscillatingGradient:
     not predicted, and 1 / root n for n random samples. The loss must be above chance level. (3) Two sources in turn:
     norms of two kinds, every second to fourth step, further apart than in a random order. The source with the small
     gradients is not learned: its loss stays, and is as high as the other's, or it grows threefold. At a gap of 2.5
-    orders of magnitude, or 2 after 120 steps, this holds for tasks with their own tensors and losses too. (4) Stretches
-    in turn: at least four jumps of the loss from a third of where the run began back up to there, equally far apart.
-    (5) Turns that contradict each other: the means of the gradients' elements have a part that returns with the turn,
-    and that the other turns take back. A fifth of the loss must be left, or nearly all of it for turns of four or six
-    steps.
+    orders of magnitude, or 2 after 120 steps, this holds for tasks with their own tensors and losses too.
 
     Exceptions to the rules: tasks in turn whose losses differ by that much and stay as high as at the start. Up to a
     gap of 2 orders of magnitude, tasks are recognized if they have layers of their own. A loss whose swings grow from
@@ -81,9 +72,6 @@ class OscillatingGradient:
             was learned is lost again.
         one_sided: Gradient of the output's bias, in units of the gradient of a batch of one class, for (2). 0.6: 16
             random samples give 0.25 on average.
-        contrary: Share of the gradients, 0..1, that turns take from each other, for (5). 0.2: ten times what 96 random
-            batches have at each period; two noise levels in turn, of one denoiser, come to 0.14. Half of it counts if
-            nothing is learned, as far as chance does not explain it.
         share: Share of the newest 48 steps, 0..1, at which gradient and loss must be so, for (2). 0.5: what was learned
             of a class in its batches may lower the loss of others.
     """
@@ -96,7 +84,6 @@ class OscillatingGradient:
     crossings: int = 6
     return_to: float = 0.75
     one_sided: float = 0.6
-    contrary: float = 0.2
     share: float = 0.5
 
     def detect(self, history: History) -> Iterator[Finding]:
@@ -114,12 +101,7 @@ class OscillatingGradient:
         for event in events_of(history, CLASSES):
             yield find_one_sided_batches(history, event, one_sided=self.one_sided, share=self.share)
         yield find_drowned_source(history, decades=self.decades, every=self.every)
-        # stretches and waves both need a loss that returns to its start
-        may_return = self._may_return(history)
-        if may_return:
-            yield find_stretches(history, return_to=self.return_to)
-        yield find_contrary_turns(history, contrary=self.contrary)
-        if may_return:
+        if self._may_return(history):
             waves = (self._find_waves(history, length) for length in WAVE_WINDOWS_STEPS)
             # the first window with waves suffices
             yield next((sign for sign in waves if sign), None)
@@ -171,12 +153,6 @@ class OscillatingGradient:
         yield Example(
             "one source makes the loss of the other grow, which stays the smaller one", worse.history(), (None,)
         )
-        yield Example("two sources of ten batches each in turn", make_stretches(10), (None,))
-        yield Example("a new task every forty steps", make_stretches(40))
-        yield Example("half of the batches undo what the other half teaches", make_turns(back=0.2), (None,))
-        yield Example("two sources differ, but most of the gradient is the same", make_turns(back=0.2, common=0.4))
-        yield Example("two sources differ, and little else is left to learn", make_turns(back=0.2, learned=0.1))
-        yield Example("random batches that teach little", make_turns(back=0.0))
         yield Example("a healthy run", Synthetic(steps=140).history())
         yield Example("noise of tiny batches", Synthetic(steps=140, noise=1.5).history())
         yield Example(

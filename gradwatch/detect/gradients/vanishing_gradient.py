@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, final
 
 from gradwatch.detect import Example, Recovery
 from gradwatch.detect.features.finding import Sign, findings_of, format_fold
 from gradwatch.detect.features.recovery import fall_of_loss
 from gradwatch.detect.gradients.vanishing_gradient_rules.examples import make_forgetful, make_gated
-from gradwatch.detect.gradients.vanishing_gradient_rules.faint_weights import find_faint_weights
-from gradwatch.detect.gradients.vanishing_gradient_rules.hidden_softmax import find_hidden_softmax
 from gradwatch.detect.gradients.vanishing_gradient_rules.over_depth import (
     PER_MODULE,
     fall_over_depth,
@@ -19,7 +17,7 @@ from gradwatch.detect.gradients.vanishing_gradient_rules.over_depth import (
 )
 from gradwatch.detect.gradients.vanishing_gradient_rules.recurrence import find_fall_over_time
 from gradwatch.detect.gradients.vanishing_gradient_rules.stuck import STUCK_FRAC
-from gradwatch.events import HEADS, HIDDEN_SOFTMAX
+from gradwatch.events import HEADS
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding
@@ -52,12 +50,8 @@ class VanishingGradient:
     magnitude. The output layer is left out, because its elements are the largest by nature. The line has to explain
     three quarters of the variance, and no single step between two modules may hold most of the fall. The same is done
     over blocks, each by its largest module, because a gate may get far less than the filter next to it; not if the
-    model has several heads. (2) Hidden layers whose activation is a softmax, by the autograd graph: its slope p (1 - p)
-    is about 1 / units, so that each divides gradients by its units. Two layers are enough, and the output counts. (3) A
-    fall over time, if a forward pass uses one parameter on its own result repeatedly: from the last use to the first,
-    once a plateau of the loss was found. (4) Faint weights: if layers are too small, the signal vanishes on its way
-    forward as the gradient does on its way back. All weights then get far less gradient than the output's bias, without
-    a slope over depth.
+    model has several heads. (2) A fall over time, if a forward pass uses one parameter on its own result repeatedly:
+    from the last use to the first, once a plateau of the loss was found.
 
     Exceptions to the rules: networks of parallel towers have no single depth; the line follows the order in which the
     modules were made. A run that converges shrinks everywhere alike and keeps its profile. A cliff is a dead layer or a
@@ -88,11 +82,8 @@ class VanishingGradient:
 
     def _signs(self, history: History) -> Iterator[Sign | None]:
         """Yield the observation of each mechanism, in a fixed order."""
-        falls = {"decades": self.decades, "at_once": self.at_once}
-        yield find_hidden_softmax(history, kind=self.kind, **falls)
         yield from find_fall_over_time(history, decades=self.at_once)
-        yield find_faint_weights(history, **falls)
-        yield find_fall_over_depth(history, modules=self.modules, **falls)
+        yield find_fall_over_depth(history, modules=self.modules, decades=self.decades, at_once=self.at_once)
 
     def recovery(self, history: History, finding: Finding) -> Recovery | None:
         """Return the step from which the loss has been clearly lower, once the fall over depth is gone."""
@@ -116,21 +107,7 @@ class VanishingGradient:
         yield Example("an actor next to its critics, whose gradients are larger", actor.history())
         late = Synthetic(steps=80).vanishing(decades=5, onset=40)
         yield Example("saturation sets in at step 40", late.history(), late.names(0))
-        flat = Synthetic(steps=80).add_event(
-            HIDDEN_SOFTMAX, layer="layers.9.weight", values={"before": 9, "behind": 11}
-        )
-        flat.grad_l2_TL[:, 9] *= 1e-5
-        yield Example("a softmax in a hidden layer divides gradients by its units", flat.history(), flat.names(9))
         yield Example("a recurrent cell forgets, which does no harm without a plateau", make_forgetful().history())
-        small = Synthetic(steps=40)
-        small.grad_l2_TL[:, -1] *= 1e5
-        bias = replace(small.info.layers[-1], name="layers.11.bias", module="layers.10", shape=(64,))
-        small.info = replace(small.info, layers=(*small.info.layers[:-1], bias))
-        yield Example("signal and gradient vanish, and only the output's bias learns", small.history(), small.names(0))
-        learns = Synthetic(steps=80).add_event(
-            HIDDEN_SOFTMAX, layer="layers.9.weight", values={"before": 9, "behind": 11}
-        )
-        yield Example("a softmax over a few prototypes is no obstacle", learns.history())
         yield Example("a healthy run", Synthetic(steps=40).history())
         yield Example("a fall by a factor of 30 is usual", Synthetic(steps=40).vanishing(decades=1.5).history())
         shrinking = Synthetic(steps=120)

@@ -1,4 +1,4 @@
-"""Find layers that run in parallel: output heads, numbered experts; and hidden layers that end in a softmax."""
+"""Find layers that run in parallel: output heads, and numbered experts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from gradwatch.events import HEADS, HIDDEN_SOFTMAX, SIDE_BY_SIDE, Observation
+from gradwatch.events import HEADS, SIDE_BY_SIDE, Observation
 from gradwatch.probe.graph.graph import Graph, Node, is_leaf, operation
 from gradwatch.probe.graph.loss_rules import LINEAR
 from gradwatch.records import LayerInfo
@@ -59,26 +59,6 @@ def find_parallel_modules(
         run = [nodes for names in modules.values() if (nodes := [used[name] for name in names if name in used])]
         if len(run) > 1 and not any(_depends(graph, *pair) for pair in ((run[0], run[1]), (run[1], run[0]))):
             yield SIDE_BY_SIDE.observe(parent, values={"modules": len(modules)})
-
-
-def find_hidden_softmax(
-    graph: Graph, index: Mapping[Tensor, int], layers: Sequence[LayerInfo]
-) -> Iterator[Observation]:
-    """Yield the weight before each softmax with an output that a weight multiplies.
-
-    The softmax of attention multiplies values instead, and does not count.
-
-    Arguments as for `find_heads`.
-    """
-    for node in graph.of(*LINEAR):
-        for child in graph.inputs(node):
-            softmax, after = graph.through(child), weight_of(graph, node, index)
-            if softmax is None or operation(softmax) != "Softmax" or after is None:
-                continue
-            scores = graph.through(graph.first(softmax))
-            before = None if scores is None else weight_of(graph, scores, index)
-            if before is not None:
-                yield HIDDEN_SOFTMAX.observe(layers[before].name, values={"before": before, "behind": after})
 
 
 def weight_of(graph: Graph, node: Node, index: Mapping[Tensor, int]) -> int | None:

@@ -21,7 +21,7 @@ from gradwatch.probe.graph.empty_means import find_empty_means
 from gradwatch.probe.graph.entropy import find_minimized_entropy
 from gradwatch.probe.graph.graph import LEAF, Graph, Node, operation, shape
 from gradwatch.probe.graph.loss_rules import RULES, GraphMatch, Rule, match_divergence
-from gradwatch.probe.graph.output_heads import find_heads, find_hidden_softmax, find_parallel_modules
+from gradwatch.probe.graph.output_heads import find_heads, find_parallel_modules
 from gradwatch.probe.graph.singularities import SingularFormula, find_singularities, find_unstable
 from gradwatch.probe.graph.softmax_axis import LOSSES, match_axis_mixup
 from gradwatch.probe.graph.unregistered import UnregisteredParams, find_adversary
@@ -153,7 +153,6 @@ class LossGraphReader:
             "the chosen outputs": lambda: find_chosen_outputs(graph),
             "the embeddings": lambda: find_embedding_uses(*of_graph),
             "the output heads": lambda: find_heads(*of_graph),
-            "the hidden softmax": lambda: find_hidden_softmax(*of_graph),
             "the parallel modules": lambda: find_parallel_modules(*of_graph),
             "the entropy": lambda: find_minimized_entropy(*of_graph),
             "the matrices": lambda: find_custom_matrices(*of_graph),

@@ -9,20 +9,6 @@ import numpy as np
 
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
-from gradwatch.history.synthetic.edit import with_statistic
-
-
-def make_clipped(*, others: float) -> tuple[History, tuple[str, ...]]:
-    """Return a run with gradients clipped to a norm of 1, of which `others` is outside the output layer."""
-    made = Synthetic(steps=40)
-    made.grad_l2_TL[:, :-1], made.grad_l2_TL[:, -1] = others / math.sqrt(11), math.sqrt(1 - others**2)
-    return made.history(), made.names(11)
-
-
-def make_large_embedding(*, factor: float) -> tuple[History, tuple[str, ...]]:
-    """Return a run with an embedding as first layer, its gradient larger by `factor`."""
-    made = Synthetic(steps=40).sparse_embedding(zero_frac=0.1).imbalance(0, factor=factor)
-    return made.history(), made.names(0)
 
 
 def make_unscaled_inputs(size: float, *, others: float, least: float | None = None) -> tuple[History, tuple[str, ...]]:
@@ -35,17 +21,6 @@ def make_unscaled_inputs(size: float, *, others: float, least: float | None = No
     made.grad_l2_TL[:, 5] = made.grad_l2_TL[:, 5] if least is None else least
     made.grad_l2_TL[:, :2] = 1.0, 1 / (size * math.sqrt(weight.shape[1]))
     return made.history(), ("layers.0",)
-
-
-def make_coefficient(*, is_unstable: bool) -> tuple[History, tuple[str, ...]]:
-    """Return a run with a coefficient of 1e-5 that grows to the size of its updates of 5e-3, or to 100 times it."""
-    made = Synthetic(steps=80)
-    first, *rest = made.info.layers
-    made.info = replace(made.info, layers=(replace(first, name="nu", module="", shape=()), *rest))
-    history = with_statistic(made.history(), "grad.l2", 50.0, layers=(0,))
-    weight_T = np.where(made.t_T > 0, 5e-3 if is_unstable else 0.5, 1e-5)
-    history = with_statistic(history, "weight.l2", weight_T[:, None], layers=(0,))
-    return with_statistic(history, "update.ratio", 5e-3 / weight_T[:, None], layers=(0,)), ("nu",)
 
 
 def make_outgrown(*, rate: float, most: float = 1e9, rest: bool = False) -> tuple[History, tuple[str, ...]]:

@@ -7,7 +7,6 @@ import numpy as np
 from gradwatch.events import CLASSES
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
-from gradwatch.history.synthetic.edit import with_statistic
 
 
 def make_sorted_classes(*, gradient: float, loss: float) -> History:
@@ -17,22 +16,6 @@ def make_sorted_classes(*, gradient: float, loss: float) -> History:
     made.loss_T[:] = 2.3 * np.where(made.t_T > 0, loss, 1.0)
     made.grad_l2_TL[:, 11] = gradient
     return made.history()
-
-
-def make_stretches(length: int) -> History:
-    """Return a run in which the loss falls for `length` steps and jumps back again."""
-    made = Synthetic(steps=140)
-    made.loss_T[:] = 2.3 * np.exp(-3.0 * (made.t_T % length) / length)
-    return made.history()
-
-
-def make_turns(*, back: float, common: float = 0.0, learned: float = 0.3) -> History:
-    """Return a run that learns some of its loss, with gradients that alternate by `back` around `common`."""
-    made = Synthetic(steps=140)
-    made.loss_T[20:] = learned * made.loss_T[0]
-    made.grad_l2_TL[:] = 1.0
-    cosine_T = back * np.where(made.t_T % 2, 1.0, -1.0) + common + 0.1 * made.rng.standard_normal(140)
-    return with_statistic(made.history(), "grad.mean", cosine_T[:, None] / 64)
 
 
 def make_two_sources(*, learned: float, apart: float = 40, period: int = 2) -> Synthetic:
