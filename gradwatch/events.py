@@ -420,11 +420,6 @@ GRADIENTS_KEPT = EventKind(
     meaning="No backward pass since the last update found the gradients cleared.",
     text="the gradients were not cleared since the previous update",
 )
-GRADIENTS_CLEARED = EventKind(
-    name="gradients-cleared",
-    meaning="A backward pass since the last update found the gradients cleared.",
-    text="the gradients were cleared since the previous update",
-)
 GRADIENTS_KEPT_LATER = EventKind(
     name="gradients-kept-later",
     meaning="Nothing cleared the gradients between several consecutive updates later in the run.",

@@ -199,9 +199,7 @@ class FullPath:
         if value != value:  # nan: in the row, a missing loss looks like a loss of NaN
             self._events.nan(step=self._counter.step, is_given=loss is not None)
         if val_loss is not None:
-            self._run["val_loss"] = value = to_number(val_loss)
-            updates = self._counter.updates + self._collector.is_updated
-            self._events.validation(value, step=self._counter.step, updates=updates)
+            self._run["val_loss"] = to_number(val_loss)
 
     def _submit(
         self,

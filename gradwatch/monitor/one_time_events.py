@@ -1,14 +1,12 @@
-"""Emit events at most once per run: a loss of NaN, the batch that caused it, validations that disagree."""
+"""Emit events at most once per run: a loss of NaN, and the batch that caused it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import final
 
-from gradwatch.events import BATCH_FINITE, BATCH_NONFINITE, LOSS_NAN, LOSS_WITHHELD, THINNED, VALIDATIONS_DIFFER
+from gradwatch.events import BATCH_FINITE, BATCH_NONFINITE, LOSS_NAN, LOSS_WITHHELD, THINNED
 from gradwatch.records import Event
-
-SAME_LOSS = 1e-3  # relative: evaluations in half precision or in another order of summation differ by less
 
 
 @final
@@ -22,7 +20,6 @@ class OneTimeEvents:
     def __init__(self, emit: Callable[[Event], None]) -> None:
         self._emit = emit
         self._emitted: set[str] = set()
-        self._validated: tuple[float, int] | None = None
         self._factor = 1  # the largest so far
 
     @property
@@ -40,23 +37,6 @@ class OneTimeEvents:
         """Emit whether the inputs of the first non-finite loss are finite."""
         if self._is_new("batch"):  # one key for both kinds: only the first batch counts
             self._emit((BATCH_FINITE if is_clean else BATCH_NONFINITE).emit(step=step))
-
-    def validation(self, value: float, *, step: int, updates: int) -> None:
-        """Emit the first pair of validation losses that differ although the weights are equal.
-
-        Args:
-            value: The validation loss.
-            step: Current optimizer step.
-            updates: Number of updates so far.
-        """
-        before, updates_before = self._validated or (value, updates)
-        self._validated = value, updates
-        # `not >` is also true of nan, which compares with nothing
-        if updates != updates_before or not abs(value - before) > SAME_LOSS * abs(before):
-            return
-        if self._is_new(VALIDATIONS_DIFFER.name):
-            values = {"difference": value - before}
-            self._emit(VALIDATIONS_DIFFER.emit(step=step, values=values, before=before, after=value))
 
     def thinned(self, factor: int, *, step: int, budget: float) -> None:
         """Emit that sampling became rarer than at any earlier step of this run."""

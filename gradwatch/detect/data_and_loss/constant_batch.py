@@ -10,7 +10,6 @@ import numpy as np
 
 from gradwatch.detect import Example, Recovery
 from gradwatch.detect.data_and_loss.constant_batch_rules.alike_samples import find_alike_samples
-from gradwatch.detect.data_and_loss.constant_batch_rules.alternating_batches import find_alternating_batches
 from gradwatch.detect.data_and_loss.constant_batch_rules.batch_size import LBFGS
 from gradwatch.detect.data_and_loss.constant_batch_rules.examples import make_alike, make_batches
 from gradwatch.detect.data_and_loss.constant_batch_rules.repeated_batch import find_repeated_batch
@@ -20,7 +19,7 @@ from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding
 
-REPEATS = frozenset({"batch.equal_run", "batch.alternating_steps"})
+EQUAL_RUN = "batch.equal_run"
 """Evidence of equal batches, as opposed to alike samples, which only the first steps compare."""
 
 MIN_OTHER_BATCHES = 4
@@ -44,17 +43,16 @@ class ConstantBatch:
     When it is wrong: full-batch training; a deliberate test that the model overfits one batch. Augmentation after the
     batch was passed to `monitor.step` is not seen.
 
-    When it is withdrawn: four different batches arrived after the finding. (3) is never withdrawn.
+    When it is withdrawn: four different batches arrived after the finding. (2) is never withdrawn.
 
-    How it is detected: (1) The same hash comes many times in a row. (2) Two hashes alternate for `turns` steps. (3) The
-    samples of steps 0, 1, 8, 10, 20 and 30 are the same, in another order or with noise: each is far nearer to one in
-    the first batch than two samples of a batch are to each other. If the loop passes no batches, (3) reads the inputs
-    of the model instead. A batch of all the data is reported as info. Its size shows it: 34 and 178 are no batch sizes,
-    and neither are large sizes that are no multiple of 64. L-BFGS needs the same batch at every step, so that is info
-    too, unless other batches came before. (2) counts only for powers of two and sizes such as 24 and 96, and so does
-    (3) unless equal samples are created again in other memory. Reinforcement learning goes over a collection many
-    times: a tensor that is passed again must come `held` or `longest` times, and a batch after others twice as often as
-    each of them.
+    How it is detected: (1) The same hash comes many times in a row. (2) The samples of steps 0, 1, 8, 10, 20 and 30 are
+    the same, in another order or with noise: each is far nearer to one in the first batch than two samples of a batch
+    are to each other. If the loop passes no batches, (2) reads the inputs of the model instead. A batch of all the data
+    is reported as info. Its size shows it: 34 and 178 are no batch sizes, and neither are large sizes that are no
+    multiple of 64. L-BFGS needs the same batch at every step, so that is info too, unless other batches came before.
+    (2) counts only for powers of two and sizes such as 24 and 96, unless equal samples are created again in other
+    memory. Reinforcement learning goes over a collection many times: a tensor that is passed again must come `held` or
+    `longest` times, and a batch after others twice as often as each of them.
 
     Source: pytorch/pytorch#1917, `next(iter(loader))`, https://github.com/pytorch/pytorch/issues/1917.
 
@@ -62,8 +60,6 @@ class ConstantBatch:
         every: Steps between two calls. 5: the first call may already see enough batches.
         repeats: Equal batches in a row at which to report. 6: repeated augmentation, and several updates per batch in
             reinforcement learning, use a batch 3 to 5 times.
-        turns: Steps for which two batches must alternate. 40: updates on both halves of what a policy has collected
-            alternate for 3 to 30 epochs of two steps in reinforcement learning, mostly 10.
         held: Steps that the very same tensor must come. 12: policies are mostly updated for 10 epochs.
         longest: Steps that the very same tensor of more than `chosen` samples must come. 85: policies are updated at
             most 80 times on everything that was collected.
@@ -74,7 +70,6 @@ class ConstantBatch:
     kind: ClassVar[str] = "constant-batch"
     every: int = 5
     repeats: int = 6
-    turns: int = 40
     held: int = 12
     longest: int = 85
     chosen: int = 256
@@ -88,20 +83,18 @@ class ConstantBatch:
         # alike samples of the first steps mean no more than the equal batches that other batches have followed
         if not any(finding.kind == self.kind for finding in history.withdrawn):
             yield from find_alike_samples(history, chosen=self.chosen)
-        newest_T = history.scalar("batch_hash", 3)
-        if (newest_T[:-1] == newest_T[-1]).any():  # cheap, and necessary for the others; nan equals nothing
+        newest_T = history.scalar("batch_hash", 2)
+        if (newest_T[:-1] == newest_T[-1]).any():  # cheap, and necessary; nan equals nothing
             yield find_repeated_batch(
                 history, repeats=self.repeats, held=self.held, longest=self.longest, chosen=self.chosen
             )
-            yield find_alternating_batches(history, turns=self.turns, chosen=self.chosen)
 
     def recovery(self, history: History, finding: Finding) -> Recovery | None:
         """Return the step of the first batch that differs from the repeated ones, if enough others came after it."""
-        if REPEATS.isdisjoint(q.key for q in finding.evidence):
+        if all(q.key != EQUAL_RUN for q in finding.evidence):
             return None
         hash_T, is_later_T = history.scalar("batch_hash"), history.run.steps() > finding.step
-        # two alternating batches count as well
-        is_new_T = is_later_T & ~np.isnan(hash_T) & ~np.isin(hash_T, hash_T[~is_later_T][-2:])
+        is_new_T = is_later_T & ~np.isnan(hash_T) & ~np.isin(hash_T, hash_T[~is_later_T][-1:])
         if len(np.unique(hash_T[is_new_T])) < MIN_OTHER_BATCHES:
             return None
         return Recovery(int(history.run.steps()[is_new_T][0]), "other batches arrived")
@@ -118,9 +111,7 @@ class ConstantBatch:
         yield Example("a batch that is created before the loop", above, (None,))
         searched = make_batches([0] * 40, optimizer=LBFGS)
         yield Example("L-BFGS gets all data at every step: for information", searched, (None,))
-        yield Example("two batches alternate", make_batches(np.arange(60) % 2), (None,))
         yield Example("an epoch of three batches that is not shuffled", make_batches(np.arange(60) % 3))
-        yield Example("two batches that are all the data", make_batches(np.arange(60) % 2, size=75))
         yield Example("the same samples, with noise", make_alike(BATCH_ALIKE), (None,))
         seeded = make_alike(INPUTS_ALIKE, step=10, is_handed_over=False, size=40, exact=1)
         yield Example("forty states of an environment that is seeded again", seeded, (None,))

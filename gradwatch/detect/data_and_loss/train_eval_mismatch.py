@@ -25,7 +25,6 @@ from gradwatch.events import (
     NORM_DISTANCE,
     NORM_HASTY,
     NORM_STUCK,
-    VALIDATIONS_DIFFER,
 )
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
@@ -36,7 +35,6 @@ NOTED = frozenset(
         MODE_TRAINING,
         FUNCTION_ACTIVE,
         DRAWS_ENDED,
-        VALIDATIONS_DIFFER,
         MODE_FROZEN,
         MODE_VALIDATION,
         NORM_STUCK,
@@ -80,10 +78,9 @@ class TrainEvalMismatch:
     second validation: `F.dropout(x)` does unless it gets `training=self.training`. This is info if the same inputs are
     evaluated again. (4) A batch normalization has a momentum of 0 or nearly 1. (5) The mean or deviation of all
     validation inputs differs by `shift` or `spread` from the first training step, and validation was `worse` from the
-    start. (6) Running statistics differ as much from the statistics of the next batch at two validations. (7) Two
-    validation losses differ without an update between them (info: there may be two data sets). (8) A module drew random
-    numbers in each sampled step until the first validation loss, and none in 3 sampled steps after it: its evaluation
-    has changed its rate for good. This is not seen without a validation loss.
+    start. (6) Running statistics differ as much from the statistics of the next batch at two validations. (7) A module
+    drew random numbers in each sampled step until the first validation loss, and none in 3 sampled steps after it: its
+    evaluation has changed its rate for good. This is not seen without a validation loss.
 
     Exceptions to the rules: freezing is no mistake, so frozen normalizations and pretrained parts are reported as info.
     Dropout that is active in evaluation on purpose (MC dropout) is not reported, or as info. The evaluation of another
@@ -124,8 +121,6 @@ class TrainEvalMismatch:
             yield self._finding(history, event, severity, f"{event.text} (in {event.layer or 'the model'})")
         for event in events_of(history, DRAWS_ENDED):
             yield self._finding(history, event, Severity.WARNING, event.text)
-        for event in events_of(history, VALIDATIONS_DIFFER):
-            yield self._finding(history, event, Severity.INFO, event.text)
         for event in events_of(history, MODE_FROZEN):
             yield self._finding(history, event, Severity.INFO, f"{event.text}: fine if frozen on purpose")
         for event in events_of(history, MODE_VALIDATION):
@@ -171,10 +166,6 @@ class TrainEvalMismatch:
             Event(kind=MODE_TRAINING.name, step=7, layer="layers.2", text="1 dropout is off", values=encoder)
         )
         yield Example("an encoder overfits, and its dropout is off", overfits, ("layers.2",))
-        twice = Synthetic(steps=60).add_event(
-            VALIDATIONS_DIFFER, step=40, text="0.7 and 0.9", values={"difference": 0.2}
-        )
-        yield Example("two validations of the same weights disagree", twice.history(), (None,))
         values = {"evaluations of the same inputs": 0.0}
         dropping = Synthetic(steps=60).add_event(
             FUNCTION_ACTIVE, step=40, layer="layers.2", text="dropout", values=values

@@ -33,9 +33,6 @@ LOOKUP_MODULES = ("Embedding", "EmbeddingBag")
 NEAR_ZERO_GAIN = 0.05
 """Norm of a weight matrix, in units of `signal_norm_M`, below which the matrix started near zero."""
 
-MAX_COEFFICIENT_NUMEL = 16
-"""Elements up to which a parameter counts as a few numbers, such as a coefficient of a formula."""
-
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -140,8 +137,6 @@ class ModelStructure:
         rms_scale_L: Root of the number of elements: an L2 norm divided by it is a root mean square.
         is_per_unit_L: Whether a tensor has one element per unit: biases, and weights of modules without a bias.
         embeddings_E: Trainable embeddings.
-        coefficients_F: Trainable tensors of a few numbers, without biases. Their gradients may end near zero.
-        other_params_P: Trainable tensors that are neither matrices nor biases, in a model that has matrices.
         unowned: Trainable tensors that no optimizer holds.
         frozen: Tensors that were not trainable when the monitor attached, and that no optimizer holds.
     """
@@ -154,8 +149,6 @@ class ModelStructure:
     rms_scale_L: NDArray[np.float32]
     is_per_unit_L: NDArray[np.bool_]
     embeddings_E: NDArray[np.intp]
-    coefficients_F: NDArray[np.intp]
-    other_params_P: NDArray[np.intp]
     unowned: tuple[int, ...]
     frozen: tuple[int, ...]
 
@@ -167,9 +160,6 @@ class ModelStructure:
         embeddings = [i for i, layer in enumerate(layers) if layer.trainable and layer.module_type in LOOKUP_MODULES]
         # a model without matrices, such as a factorization, learns by its embeddings
         rated = matrices.indices_M.tolist() or embeddings
-        no_bias = [i for i, layer in enumerate(layers) if layer.trainable and not layer.name.endswith("bias")]
-        is_small = {i: math.prod(layers[i].shape) <= MAX_COEFFICIENT_NUMEL for i in no_bias}
-        others = [i for i in no_bias if not is_matrix(layers[i])] if len(matrices.indices_M) else []
         return cls(
             matrices=matrices,
             rate_weights=RateWeights(
@@ -182,8 +172,6 @@ class ModelStructure:
             rms_scale_L=np.array([math.sqrt(max(1, math.prod(layer.shape))) for layer in layers], np.float32),
             is_per_unit_L=_is_per_unit(layers),
             embeddings_E=np.array(embeddings, np.intp),
-            coefficients_F=np.array([i for i in no_bias if is_small[i]], np.intp),
-            other_params_P=np.array(others, np.intp),
             unowned=tuple(i for i, layer in enumerate(layers) if layer.trainable and layer.group is None),
             frozen=tuple(i for i, layer in enumerate(layers) if not layer.trainable and layer.group is None),
         )

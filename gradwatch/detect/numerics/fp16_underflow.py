@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 import numpy as np
@@ -19,15 +19,10 @@ from gradwatch.detect.features.structure import structure_of
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.history.synthetic.edit import with_statistic
-from gradwatch.history.table import Floats
 from gradwatch.records import Finding, Quantity, Severity
 
 SMALLEST_FP16 = 2.0**-24
 """Smallest positive float16 (IEEE 754-2019, binary16: emin - 10 = -24). Smaller numbers are multiples of it."""
-
-MAX_FAINT_UNITS = 2.0**17
-"""Largest gradient element, in units of 2^-24 / loss scale, next to which all other gradients may be zero. The output
-bias sums the gradients of all samples and positions: 1000 terms of 100 units each."""
 
 MAX_ABSMAX_BY_RMS = 64.0
 """Largest element of an underflowing gradient over the root mean square of its nonzero elements. The ratio is 5 for a
@@ -60,13 +55,11 @@ class Fp16Underflow:
 
     When it is wrong: a tiny loss late in a fit without noise may underflow when there is no more to learn.
 
-    How it is detected: float16 has no number between 0 and 2^-24, the unit (divided by the loss scale). (1) A gradient
+    How it is detected: float16 has no number between 0 and 2^-24, the unit (divided by the loss scale). A gradient
     tensor has `zero_frac` zeros or more, nonzero elements of at most `units` units, and a largest element that is an
     exact multiple of the unit. By chance a largest element that small is a multiple in 1 of 50,000 tensors. All must
     hold at `rows` steps and in a weight matrix: the gradient of a bias that a normalization cancels is rounding error,
-    which lies on a grid as well. (2) If no element is left, there is no grid. In a float16 run, the gradient of half of
-    the weight matrices or more is zero at each of the newest 5 steps. No other gradient element is above 2^17 units,
-    and no activation is silent, which would explain the zeros.
+    which lies on a grid as well.
 
     Source: Micikevicius et al. 2018, "Mixed precision training", sec. 3.2 and fig. 3, https://arxiv.org/abs/1710.03740.
 
@@ -95,7 +88,6 @@ class Fp16Underflow:
         is_small_L = absmax_L < MAX_ABSMAX_BY_RMS * self.units * unit  # False for nan
         if not is_small_L.any():
             return
-        yield from self._all_flushed(history, absmax_L, unit)
         if not _on_grid(absmax_L[is_small_L] / unit).any():
             return
         flushed_TL, zero_TL = self._flushed(history, unit)
@@ -107,19 +99,6 @@ class Fp16Underflow:
         # tensors that are all zero at the same steps have underflowed entirely
         ill_L |= (zero_TL & flushed_TL.any(axis=1, keepdims=True)).sum(axis=0) >= self.rows
         for layer, group in affected_modules(history, ill_L, kind=self.kind):
-            yield self._finding(history, layer, group, unit)
-
-    def _all_flushed(self, history: History, absmax_L: Floats, unit: float) -> Iterator[Finding]:
-        """Yield findings for modules without any gradient if the other gradients are small too."""
-        info, matrices_M = history.info, structure_of(history).matrices.indices_M
-        if info.precision != "fp16" or history.step < WINDOW_STEPS - 1 or not len(matrices_M):
-            return
-        zero_L = (history.param.window("grad.zero_frac", WINDOW_STEPS) == 1).all(axis=0)
-        num_zero, is_faint = np.count_nonzero(zero_L[matrices_M]), np.fmax.reduce(absmax_L) < MAX_FAINT_UNITS * unit
-        # at least half of the matrices, but not all of them: then nothing tells an underflow from a cut graph
-        if not len(matrices_M) <= 2 * num_zero < 2 * len(matrices_M) or not is_faint or _is_silent(history):
-            return
-        for layer, group in affected_modules(history, zero_L, kind=self.kind):
             yield self._finding(history, layer, group, unit)
 
     def _flushed(self, history: History, unit: float) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
@@ -153,31 +132,10 @@ class Fp16Underflow:
         """Yield histories that fire, that stay quiet, and near misses."""
         yield Example("two layers underflow", _underflow((3, 4), scale=1.0), ("layers.3.weight", "layers.4.weight"))
         yield Example("a GradScaler's scale has fallen to 1/64", _underflow((5,), scale=2.0**-6), ("layers.5.weight",))
-        yield Example("no gradient is left before the output layer", _all_flushed(largest=1e-3), _HIDDEN)
-        yield Example("large gradients, and a cut before the last layer", _all_flushed(largest=1.0))
         yield Example("a healthy fp16 run with a GradScaler", Synthetic(steps=40, precision="fp16").history())
         yield Example("as small and sparse, but off the grid of float16", _underflow((3, 4), scale=1.0, grid=False))
         sparse = Synthetic(steps=40).rising_sparsity(2, rate=0.05, onset=0)
         yield Example("many zeros among gradients of ordinary size", sparse.history())
-
-
-def _is_silent(history: History) -> bool:
-    """Return whether an activation has only dead units, which also explains zero gradients."""
-    has_samples = history.info.activations and len(history.act.steps(1))
-    return bool(has_samples and np.fmax.reduce(history.act.newest("act.dead_frac")) == 1)
-
-
-_HIDDEN = tuple(f"layers.{i}.weight" for i in range(11))
-
-
-def _all_flushed(*, largest: float) -> History:
-    """Return a run in half precision in which only the last layer has a gradient, of norm `largest`."""
-    made = Synthetic(steps=40, precision="fp16")
-    made.info, made.loss_scale_T[:] = replace(made.info, loss_scaling=False), 1.0
-    made.grad_l2_TL[:, :11] = 0
-    made.zero_frac_TL[:, :11] = 1
-    made.grad_l2_TL[:, 11] = largest
-    return made.history()
 
 
 def _on_grid(absmax: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:

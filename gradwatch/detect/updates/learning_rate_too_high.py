@@ -16,15 +16,12 @@ from gradwatch.detect.features.structure import structure_of
 from gradwatch.detect.updates.learning_rate_too_high_rules.compounding_rate import find_compounding_rate
 from gradwatch.detect.updates.learning_rate_too_high_rules.diverging_loss import find_diverging_loss
 from gradwatch.detect.updates.learning_rate_too_high_rules.examples import (
-    make_above,
     make_compounding,
     make_jump,
     make_overwritten,
     make_restarting,
-    make_rising,
     make_running_away,
 )
-from gradwatch.detect.updates.learning_rate_too_high_rules.loss_above_start import find_loss_above_start
 from gradwatch.detect.updates.learning_rate_too_high_rules.lost_progress import (
     NON_FINITE,
     best_loss,
@@ -33,7 +30,7 @@ from gradwatch.detect.updates.learning_rate_too_high_rules.lost_progress import 
     newest_loss,
 )
 from gradwatch.detect.updates.learning_rate_too_high_rules.overwritten_weights import find_overwritten_weights
-from gradwatch.detect.updates.learning_rate_too_high_rules.rising_rate import find_rate_jump, find_rate_ramp
+from gradwatch.detect.updates.learning_rate_too_high_rules.rate_jump import find_rate_jump
 from gradwatch.detect.updates.learning_rate_too_high_rules.weight_growth import WINDOW_STEPS as GROWTH_STEPS
 from gradwatch.detect.updates.learning_rate_too_high_rules.weight_growth import find_weight_growth
 from gradwatch.history.store import History
@@ -62,11 +59,9 @@ class LearningRateTooHigh:
     large as its weights replaces them. (2) Growth of the norms of the weight matrices over the last 20 steps, as the
     median over matrices. If a few updates make weights several times larger, their initialization or what they had
     learned is gone. (3) A learning rate that jumps by `jump` above all its earlier values, and a higher loss after the
-    jump. Or a rate and a loss that both rise step by step, while updates are `large`. (4) A median loss over 20 steps
-    that is `above_start` times the first, while each of the newest 3 measured updates was `large`: each update
-    overshoots. (5) A loss that diverges within the first 20 steps. It has risen at each of the last 4 steps, or of
-    those before it stopped being finite, and is `runaway` times the first; the first update of some matrix was `large`.
-    (6) A rate that compounds, by one factor again and again, and is `compound` times the rate at which half of the loss
+    jump. (4) A loss that diverges within the first 20 steps. It has risen at each of the last 4 steps, or of those
+    before it stopped being finite, and is `runaway` times the first; the first update of some matrix was `large`. (5) A
+    rate that compounds, by one factor again and again, and is `compound` times the rate at which half of the loss
     was learned. Over the newest 64 steps the loss no longer falls. It is told before the rate does harm.
 
     These signs are no consequence of numbers that stop being finite later. The finding is critical if nothing else was
@@ -87,12 +82,9 @@ class LearningRateTooHigh:
             if the loss is higher five steps later than before it, or if the update is ten times as large.
         growth: Growth of the weights within 20 steps, in powers of ten. 0.5: 3.2 times.
         jump: Rise of the learning rate above its earlier values. 3: milestones fall, and warm-ups rise in small steps.
-        compound: Growth of the rate since the run had learned at it, for (6). 10: good rates span less than that.
-        above_start: Loss in units of the first at which (4) reports. 3: moving targets, such as values in Q-learning,
-            raise it as much, but with small updates.
-        large: Update/weight ratio, median over matrices, for (3) to (5). 0.05: fifty times the 1e-3 that rates are
-            chosen for.
-        runaway: Loss in units of the first for (5). 100: a start without warm-up overshoots by tens, and recovers.
+        compound: Growth of the rate since the run had learned at it, for (5). 10: good rates span less than that.
+        large: Update/weight ratio of the first update, for (4). 0.05: fifty times the 1e-3 that rates are chosen for.
+        runaway: Loss in units of the first for (4). 100: a start without warm-up overshoots by tens, and recovers.
         worse: Loss after the jump in units of the loss before it. 1.5: single batches seldom differ that much, and
             medians of 6 never did.
         lost: Loss in units of its best at which all progress is gone. 3: noise moves a median of 6 by less than
@@ -106,7 +98,6 @@ class LearningRateTooHigh:
     growth: float = 0.5
     jump: float = 3.0
     compound: float = 10.0
-    above_start: float = 3.0
     large: float = 0.05
     runaway: float = 100.0
     worse: float = 1.5
@@ -128,18 +119,14 @@ class LearningRateTooHigh:
             yield from self._report(
                 history, find_rate_jump(history, jump=self.jump, worse=self.worse), Severity.WARNING
             )
-            yield from self._report(
-                history, find_rate_ramp(history, jump=self.jump, worse=self.worse, large=self.large)
-            )
             yield from self._report(history, find_compounding_rate(history, compound=self.compound))
-        # the jump and the ramp come first: they name the step at fault
+        # the jump comes first: it names the step at fault
         yield from self._report(history, find_diverging_loss(history, runaway=self.runaway, large=self.large))
         # the rules below compare updates with weights
         if not len(structure_of(history).rate_weights.indices_W):
             return
         every = interval(self.every, history.step)
         yield from self._report(history, find_overwritten_weights(history, ratio=self.ratio, every=every))
-        yield from self._report(history, find_loss_above_start(history, above_start=self.above_start, large=self.large))
         # weights may grow while the loss falls, which does no harm
         grown = find_weight_growth(history, growth=self.growth, every=self.every)
         severity = Severity.INFO if grown and is_learning(history) else None
@@ -167,19 +154,12 @@ class LearningRateTooHigh:
         large.weight_l2_TL *= 1 + 0.2 * large.t_T[:, None]
         yield Example("the weights are several times larger after twenty steps", large.history(), (None,))
         yield Example("the rate jumps tenfold, and the loss after it", make_jump(factor=10, loss=4), (None,))
-        yield Example(
-            "updates are a fifth of the weights, and the loss is far above its start", make_above(lr=20.0), (None,)
-        )
-        yield Example("so they are in a model of embeddings", make_above(lr=20.0, module_type="Embedding"), (None,))
-        yield Example("the loss is far above its start, as values in Q-learning are", make_above(lr=0.001))
         yield Example("the loss climbs from the first update on", make_running_away(lr=100.0), (None,))
         yield Example("it climbs from there to infinity", make_running_away(lr=100.0, steps=16, finite=6), (None,))
         yield Example("it climbs by what the data become, while updates are small", make_running_away(lr=1e-4))
         glitch = Synthetic(steps=90)
         glitch.lr_T[60], glitch.loss_T[61:] = 1.0, 4 * glitch.loss_T[61:]
         yield Example("the rate is a thousandfold for one step", glitch.history(), (None,))
-        yield Example("the rate rises and rises, and the loss with it", make_rising(lr=20.0), (None,))
-        yield Example("it does so while updates are small", make_rising(lr=0.001))
         yield Example("the rate grows by 4 % at every step, with no end", make_compounding(), (None,))
         yield Example("it compounds in an exponential warm-up, and the loss falls", make_compounding(falls=True))
         yield Example("it grows by equal amounts, as in a linear warm-up", make_compounding(linear=True))

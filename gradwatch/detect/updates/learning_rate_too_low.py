@@ -12,14 +12,12 @@ import numpy as np
 
 from gradwatch.detect import Example, Recovery
 from gradwatch.detect.features.baseline import is_learned
-from gradwatch.detect.features.consequences import severity_after
-from gradwatch.detect.features.finding import Sign, finding_of
-from gradwatch.detect.features.recovery import fall_of_loss, start_of_state, tensors_of
+from gradwatch.detect.features.finding import findings_of
+from gradwatch.detect.features.recovery import start_of_state, tensors_of
 from gradwatch.detect.features.robust_stats import median
 from gradwatch.detect.features.structure import structure_of
 from gradwatch.detect.features.unmade_updates import are_updates_missing
 from gradwatch.detect.updates.learning_rate_too_low_rules.negligible_updates import find_negligible_updates
-from gradwatch.detect.updates.learning_rate_too_low_rules.short_travel import MIN_STEPS, find_short_travel
 from gradwatch.detect.updates.learning_rate_too_low_rules.slow_groups import find_slow_groups
 from gradwatch.detect.updates.learning_rate_too_low_rules.update_levels import (
     group_levels,
@@ -32,13 +30,8 @@ from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding
 
-UPDATE_RATIOS = ("update.ratio", "update.ratio.median")
-
 RECOVERY = 10.0
 """Update/weight ratio, in units of `ratio`, that withdraws a finding: a warm-up that is far too long passes `ratio`."""
-
-MIN_FALL = 0.03
-"""Fall of the loss, as a fraction, after which short travel was enough, as in `loss-plateau`."""
 
 
 @final
@@ -60,7 +53,7 @@ class LearningRateTooLow:
     some layers hardly change, see vanishing-gradient and dead-layer.
 
     When it is withdrawn: the updates were above ten times `ratio` in `samples` samples in a row, or less than `left` of
-    the loss is left. After a short travel: the loss has clearly fallen.
+    the loss is left.
 
     How it is detected: the update/weight ratio of the weight matrices. The median must be below `ratio`, and the
     largest below ten times `ratio`, in `samples` samples in a row. Matrices that began near zero do not count. The
@@ -69,9 +62,8 @@ class LearningRateTooLow:
     part of the first. If the ratio was larger before, it must have been low for a third of the run: the end of a
     schedule takes 1/50 (cosine) to 1/4 (milestones) of a run. A model of embeddings alone is judged by the rows that a
     batch looked up, because a table moves less than its rows, by the root of their share. Layers of a group whose rate
-    is 1e-4 of another's are judged by themselves. Also, if the loss stands where it began after 100 steps, the weights
-    must have moved by less than `travel` of themselves in all steps together. Nothing is reported if an update is 1e-3
-    of the first at the same rate: then the gradient is gone.
+    is 1e-4 of another's are judged by themselves. Nothing is reported if an update is 1e-3 of the first at the same
+    rate: then the gradient is gone.
 
     Source: LeCun et al. 1998, "Efficient BackProp", sec. 4.7; Karpathy, CS231n, "Ratio of weights:updates",
     https://cs231n.github.io/neural-networks-3/#ratio.
@@ -85,8 +77,6 @@ class LearningRateTooLow:
             the end of their schedule were below, except for noisy problems.
         horizon: Steps that a warm-up may still need to reach a useful ratio. 2000: the longest warm-ups in use, 10000
             steps to the usual 1e-3, reach it after a tenth of them.
-        travel: Sum of all update/weight ratios up to which nothing can have been learned. 0.01: 1 % of the weights;
-            careful fine-tuning moves by 2 % in 100 steps.
     """
 
     code: ClassVar[str] = "GW303"
@@ -96,15 +86,13 @@ class LearningRateTooLow:
     samples: int = 3
     left: float = 0.1
     horizon: int = 2000
-    travel: float = 0.01
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run, or for an optimizer group with a far lower rate than the other groups."""
         yield from find_slow_groups(self, history, ratio=self.ratio, samples=self.samples, left=self.left)
         newest_W = history.param.newest("update.ratio")[structure_of(history).rate_weights.indices_W]
-        # cheap: the newest updates must be small enough for one of the two rules
-        max_ratio = max(self.ratio, self.travel / MIN_STEPS)
-        if not np.fmin.reduce(newest_W, initial=np.inf) < max_ratio or not float(median(newest_W)) < max_ratio:
+        # cheap: the newest updates must be small enough
+        if not np.fmin.reduce(newest_W, initial=np.inf) < self.ratio or not float(median(newest_W)) < self.ratio:
             return
         level_T = update_levels(history)
         steps_T = history.param.steps()[~np.isnan(level_T)]
@@ -123,26 +111,12 @@ class LearningRateTooLow:
         still = find_negligible_updates(
             history, steps_T, level_T, ratio=self.ratio, samples=self.samples, left=self.left
         )
-        if still:
-            yield self._finding(history, still)
-        # short travel only repeats an earlier finding
-        if any(f.kind == self.kind for f in history.findings):
-            return
-        if near := find_short_travel(history, steps_T, level_T, travel=self.travel):
-            yield self._finding(history, near)
-
-    def _finding(self, history: History, sign: Sign) -> Finding:
-        severity = severity_after(history, self.kind)
-        return finding_of(self, history, sign.message, *sign.evidence, severity=severity, onset=sign.since)
+        yield from findings_of(self, history, [still])
 
     def recovery(self, history: History, finding: Finding) -> Recovery | None:
-        """Return the step from which the updates have been larger, or the loss is nearly gone or clearly lower."""
+        """Return the step from which the updates have been larger, or the loss is nearly gone."""
         if is_learned(history, left=self.left):
             return Recovery(history.step, f"less than {100 * self.left:.3g} % of the loss was left")
-        was = next((q.value for q in finding.evidence if q.key in UPDATE_RATIOS), 0.0)
-        if was >= self.ratio:  # short travel: the updates were not negligible, but the loss stood still
-            end = fall_of_loss(history, fall=MIN_FALL)
-            return None if end is None else Recovery(end, "the loss fell")
         # a single large update is no recovery
         level_T = group_levels(history, tensors_of(history, finding)) if finding.names else update_levels(history)
         is_known_T = ~np.isnan(level_T)
@@ -168,8 +142,6 @@ class LearningRateTooLow:
         yield Example("one of ten thousand steps in a run of 150", _warming(over=1e4, planned=150), (None,))
         yield Example("one of ten thousand steps in a run of as many", _warming(over=1e4, planned=10000))
         yield Example("one of ten thousand steps to a rate for fine-tuning", _warming(over=6e4), (None,))
-        yield Example("a loss that stands while weights creep", _standing(), (None,))
-        yield Example("a loss that falls while they do", _standing(fall=0.05))
         yield Example("a first step threw it to where there is no gradient", _thrown())
         yield Example("a rate that doubles every 50 steps", _warming(doubling=50.0))
         yield Example("a schedule ends at zero", _decayed(over=150.0))
@@ -217,13 +189,6 @@ def _warming(*, over: float = 1.0, doubling: float = 0.0, planned: int | None = 
     made.info = replace(made.info, total_steps=planned)
     made.lr_T = 1e-8 * 2 ** (made.t_T / doubling) if doubling else 1e-3 * (made.t_T + 1) / over
     made.loss_T[:] = 2.3
-    return made.history()
-
-
-def _standing(*, fall: float = 0.0) -> History:
-    """Return a run at a thirtieth of a usual rate, in which the loss falls by a fraction."""
-    made = Synthetic(steps=140, lr=3e-5)
-    made.loss_T = 2.3 * (1 - fall * made.t_T / 140) * np.exp(0.01 * made.rng.standard_normal(made.steps))
     return made.history()
 
 

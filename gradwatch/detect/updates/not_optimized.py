@@ -14,10 +14,8 @@ import numpy as np
 from gradwatch.detect import Example, Recovery
 from gradwatch.detect.features.recovery import tensors_of
 from gradwatch.detect.features.structure import structure_of
-from gradwatch.detect.updates.not_optimized_rules.measurements import MIN_USUAL_RATIO
 from gradwatch.detect.updates.not_optimized_rules.recovered import find_recovery
 from gradwatch.detect.updates.not_optimized_rules.stuck import find_missing_updates, find_unchanged_parameters
-from gradwatch.detect.updates.not_optimized_rules.undone import find_undone_updates
 from gradwatch.detect.updates.not_optimized_rules.unowned import (
     find_nothing_to_train,
     find_unfrozen_parameters,
@@ -45,21 +43,21 @@ class NotOptimized:
     """Parameters that get gradients but never change.
 
     What it measures: parameters with a gradient that no optimizer holds, that are not registered, or whose updates are
-    zero or undone.
+    zero.
 
     Why it matters: the gradient is computed and then thrown away.
 
     Example: `optimizer = AdamW(model.parameters())`, then `model.head = nn.Linear(512, 10)`.
 
     What to do: build the optimizer after the last change to the model. Keep layers in nn.ModuleList or nn.ModuleDict.
-    Check that every parameter matches one group, and that nothing overwrites the weights after a step. If updates are
-    lost to rounding, keep float32 weights.
+    Check that every parameter matches one group. If updates are lost to rounding, keep float32 weights. Updates that
+    other code undoes are found by `gradwatch check --step-audit`.
 
     When it is wrong: a backbone that is left out on purpose without freezing it (info). Weights of a critic that are
     clipped after each step may all reach the bound.
 
     When it is withdrawn: each of its tensors moved at `samples` + 1 measurements in a row, or something else than the
-    optimizers moved it. (3) and (7) to (9) are never withdrawn.
+    optimizers moved it. (3) and (6) to (8) are never withdrawn.
 
     How it is detected: (1) A trainable tensor has a gradient, and no optimizer held it when the monitor attached. It is
     left out if something else moves it, such as another optimizer, a master copy, or the loop by hand: its measured
@@ -67,15 +65,13 @@ class NotOptimized:
     that time and gets gradients now counts too. (2) An optimizer holds a tensor with a gradient and a learning rate.
     Its measured updates are exactly zero and its norm stays the same, while other tensors move. (3) The autograd graph
     of the loss reaches parameters that the model keeps in a plain list, tuple or dict, or as a tensor that is no
-    nn.Parameter. `parameters()` does not list them, and nothing moved them between steps 0 and 8. (4) Something undoes
-    the updates. Over `samples` + 1 measurements, the norms of all small tensors change by less than `kept` of a single
-    update, though ten updates lie between two measurements. Or one tensor returns to exactly the same norm. (5) A group
-    has a learning rate of zero, while others move. (6) All measured updates are exactly zero, at a rate that would move
-    the weights visibly: the step of the optimizer does not update, or works on other tensors. (7) Nothing is left
-    to train: an optimizer holds no parameter, or no parameter of the model requires a gradient. (8) A parameter joins
-    the model after `watch`, or takes the place of one, and no optimizer holds it. (9) The loss reaches tensors that no
-    watched model and no optimizer holds, such as class centers or loss weights. They do not move, and nothing clears
-    their gradient (info).
+    nn.Parameter. `parameters()` does not list them, and nothing moved them between steps 0 and 8. (4) A group has a
+    learning rate of zero, while others move. (5) All measured updates are exactly zero, at a rate that would move the
+    weights visibly: the step of the optimizer does not update, or works on other tensors. (6) Nothing is left to train:
+    an optimizer holds no parameter, or no parameter of the model requires a gradient. (7) A parameter joins the model
+    after `watch`, or takes the place of one, and no optimizer holds it. (8) The loss reaches tensors that no watched
+    model and no optimizer holds, such as class centers or loss weights. They do not move, and nothing clears their
+    gradient (info).
 
     Exceptions to the rules: a backbone may be left out on purpose without freezing it. Fine-tuning a head looks like
     this: the tensors come first in the model, and an optimizer holds everything after them. That is reported as info,
@@ -90,16 +86,13 @@ class NotOptimized:
     Args:
         every: Steps between two calls. 10: updates are measured that often. Tensors that no optimizer holds are judged
             at the second call.
-        samples: Measured updates in a row that must be zero for (2), or undone for (4). 3: no accident.
-        kept: Change of a norm between two measurements, in units of an update, for (4). 0.02: an update of any
-            direction changes the norm of n numbers by 1 / sqrt(n) of its size, which is 0.06 for 256.
+        samples: Measured updates in a row that must be zero for (2). 3: no accident.
     """
 
     code: ClassVar[str] = "GW301"
     kind: ClassVar[str] = "not-optimized"
     every: int = 10
     samples: int = 3
-    kept: float = 0.02
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each module that is not optimized."""
@@ -108,9 +101,6 @@ class NotOptimized:
         structure = structure_of(history)
         ratio_L = history.param.newest("update.ratio")  # nan where updates were not measured
         largest = np.fmax.reduce(ratio_L, initial=np.nan)  # ignores nan
-        # otherwise the learning rate is too low for all tensors, which is another finding
-        if largest > MIN_USUAL_RATIO:
-            yield from find_undone_updates(self, history, samples=self.samples, kept=self.kept)
         if structure.frozen:
             yield from find_unfrozen_parameters(self, history, ratio_L)
         if structure.unowned and history.step - history.param.steps()[0] >= self.every:  # by then it may have moved
@@ -126,7 +116,7 @@ class NotOptimized:
         if {q.key for q in finding.evidence} == {"tensors"}:  # an event counted them, and nothing measures them
             return None
         tensors = tensors_of(history, finding)
-        return find_recovery(history, finding, tensors, samples=self.samples, kept=self.kept) if tensors else None
+        return find_recovery(history, tensors, samples=self.samples) if tensors else None
 
     @classmethod
     def examples(cls) -> Iterator[Example]:
@@ -140,11 +130,6 @@ class NotOptimized:
         yield Example("layers are kept in a plain list", hidden.history(), ("convs",))
         yield Example("weights stop in the middle of a run", _stopped(at=0.123), ("layers.4.weight",))
         yield Example("all weights of a critic have come to the bound that they are clipped at", _stopped(at=0.01))
-        yield Example("another model is copied over the trained one", _taken_back(kept=0.0), (None,))
-        yield Example("so is an average that hardly follows it", _taken_back(kept=1e-4), (None,))
-        yield Example("weights that move by what is updated", _taken_back(kept=0.2))
-        yield Example("a pretrained layer is copied back after each step", _put_back(size=0.123), ("layers.4.weight",))
-        yield Example("rows are put back on the unit sphere", _put_back(size=0.125))
         yield Example("a group in the middle has a rate of 0", _at_zero(6), ("layers.6.weight",))
         yield Example("the first layer has, as frozen ones do: for information", _at_zero(0), ("layers.0.weight",))
         yield Example("the model's own parameter is, which comes before all its layers", _own(), ("log_vars",))
@@ -240,21 +225,6 @@ def _own() -> History:
     made = _made_without(0, moves=False)
     own = replace(made.info.layers[0], name="log_vars", module="", shape=(2,))
     made.info = replace(made.info, layers=(own, *made.info.layers[1:]))
-    return made.history()
-
-
-def _taken_back(*, kept: float) -> History:
-    """Return a run of small weights that keep a fraction `kept` of each update."""
-    made = Synthetic(steps=60, width=16)
-    made.weight_l2_TL = 4 * (1 + 1e-3 * kept * made.t_T[:, None] * np.ones((60, 12)))
-    return made.history()
-
-
-def _put_back(*, size: float) -> History:
-    """Return a run in which a 64 x 64 layer has this root mean square before each update; rows of norm 1: 0.125."""
-    made = Synthetic(steps=60)
-    made.weight_l2_TL = made.weight_l2_TL * np.exp(1e-3 * made.rng.standard_normal((60, 12)))
-    made.weight_l2_TL[:, 4] = size * 64
     return made.history()
 
 

@@ -13,7 +13,7 @@ from torch.autograd import Variable
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from gradwatch.events import GRADIENTS_CLEARED, GRADIENTS_KEPT, GRADIENTS_KEPT_LATER, UNHELD_KEPT
+from gradwatch.events import GRADIENTS_KEPT, GRADIENTS_KEPT_LATER, UNHELD_KEPT
 from gradwatch.probe.device.dtensor import local_part
 from gradwatch.probe.device.sync import HostTransfer, is_capturing
 from gradwatch.probe.gradients.gradient_sample import MIN_NUMBERS, GradientSample, is_continued
@@ -44,9 +44,9 @@ class ZeroGradCheck:
     Args:
         optimizers: The watched optimizers. The last trainable parameter, near the output, is the likeliest to be
             reached. It must have a few elements, to recognize its gradient.
-        note: Called with an event `gradients-kept` at each of the first updates that repeats the one before. Called
-            once with `gradients-cleared` at an update without a repeat, and with `gradients-kept-later` after a later
-            check with repeats only. Events of the first parameter carry its name, and only report kept gradients.
+        note: Called with an event `gradients-kept` at each of the first updates that repeats the one before, and once
+            with `gradients-kept-later` after a later check with repeats only. Events of the first parameter carry its
+            name.
         names: Names of the parameters.
     """
 
@@ -167,7 +167,6 @@ class _GradientWatch:
         # one more: the first update has no earlier one to compare with
         self._remaining = (FIRST_UPDATES if since is None else LATER_UPDATES) + 1
         self._updates = 0
-        self._is_reported = False
         self._found: _Moment | None = None  # before the current backward pass
         self._moments: list[_Moment] = []  # since the last update
         self._pending: deque[_Update] = deque()
@@ -263,7 +262,7 @@ class _GradientWatch:
             # whether backward passes since the last update only added to the earlier gradient
             adds_up = bool(update.moments) and not was_cleared and not was_replaced
             if self._since is None:
-                self._report(update.number, was_cleared=was_cleared, adds_up=adds_up)
+                self._report(update.number, adds_up=adds_up)
             else:
                 self._report_later(update.number, self._since, adds_up=adds_up)
 
@@ -275,7 +274,7 @@ class _GradientWatch:
         if not self.is_over:
             self._sample()  # after an optimizer that adds its weight decay to the gradient
 
-    def _report(self, updates: int, *, was_cleared: bool, adds_up: bool) -> None:
+    def _report(self, updates: int, *, adds_up: bool) -> None:
         if not self._is_held:
             if updates and not adds_up:
                 self._end()
@@ -283,9 +282,6 @@ class _GradientWatch:
                 self._note(UNHELD_KEPT.emit(step=updates, layer=self._layer, parameter=self._layer))
         elif updates and adds_up:
             self._note(GRADIENTS_KEPT.emit(step=updates, layer=self._layer))
-        elif updates and was_cleared and not self._is_reported and self._layer is None:
-            self._is_reported = True
-            self._note(GRADIENTS_CLEARED.emit(step=updates))
 
     def _report_later(self, updates: int, since: int, *, adds_up: bool) -> None:
         if updates and not adds_up:

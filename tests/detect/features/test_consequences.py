@@ -95,7 +95,7 @@ def test_a_rate_is_critical_once_the_loss_is_lost_and_is_told_where_it_was_found
 
 
 def test_a_lost_loss_is_not_laid_to_the_rate_where_something_else_was_found_before(replay):
-    made = Synthetic(steps=140).imbalance(-1)
+    made = Synthetic(steps=140).imbalance(4)
     made.lr_T[60:] *= 100
     made.loss_T[60:] *= 40
 

@@ -107,10 +107,7 @@ def test_sparse_gradients_that_are_cleared_are_not(to_none):
 
 @pytest.mark.parametrize("loop", [clears_first, clears_last_with_zeros, accumulates])
 def test_a_loop_that_clears_is_not_reported(loop):
-    history = train(loop)[2]
-
-    assert not kept(history)
-    assert [event.step for event in history.events if event.kind == "gradients-cleared"] == [1], "told once"
+    assert not kept(train(loop)[2])
 
 
 def test_a_gradient_that_another_loss_adds_to_before_it_is_cleared_is_none():

@@ -397,18 +397,6 @@ def test_an_embedding_of_its_own_or_with_a_scale_is_none(options):
     assert read(Language(**options), lambda m: F.cross_entropy(m(CLASSES), CLASSES))[0] == set()
 
 
-@pytest.mark.parametrize("hidden", [nn.Softmax(dim=1), nn.Sequential(nn.Softmax(dim=1), nn.Flatten())])
-def test_a_softmax_as_the_activation_of_a_hidden_layer_is_found(hidden):
-    model = nn.Sequential(nn.Linear(8, 8), hidden, nn.Linear(8, 3))
-    _, (event,) = read(model, lambda m: F.cross_entropy(m(X), CLASSES % 3))
-    assert (event.kind, event.layer) == ("graph-hidden-softmax", "0.weight")
-    assert event.values == {"before": 0.0, "behind": 2.0}
-
-
-def test_a_softmax_that_weighs_values_is_no_hidden_layer():
-    assert read(Attention(), lambda m: m(X).square().mean())[0] == set()
-
-
 def variance(model):
     z = model(X)
     return ((z * z).mean(1) - z.mean(1) ** 2).sqrt().mean()

@@ -123,38 +123,6 @@ def test_an_encoder_that_came_in_evaluation_mode_is_for_information_until_it_ove
     assert "warning" in {severity for _, severity, _ in found}
 
 
-def test_two_validations_of_the_same_weights_are_compared():
-    def evaluate(monitor, *losses):
-        optimizer.step()
-        for loss in losses:
-            monitor.step(loss, val_loss=loss)
-        return [e.text for e in monitor.history.events if e.kind == "validations-differ"]
-
-    model = nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with gradwatch.watch(model, optimizer, accumulate=2) as monitor:
-        model(torch.ones(1, 2)).sum().backward()
-        assert evaluate(monitor, 0.5, 0.5) == []
-        assert evaluate(monitor, 0.5, 0.6) == ["two validations with the same weights gave 0.5 and 0.6"]
-
-
-def test_validations_before_the_update_of_an_accumulated_step_are_of_different_weights():
-    model = nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with gradwatch.watch(model, optimizer, accumulate=2) as monitor:
-        for step in range(6):
-            for validated in ({"val_loss": 1.0 / (1 + step)}, {}):
-                loss = model(torch.ones(1, 2)).sum()
-                loss.backward()
-                if not validated:
-                    optimizer.step()
-                    optimizer.zero_grad()
-                monitor.step(loss, **validated)
-
-        assert monitor.history.step == 5
-        assert not [e for e in monitor.history.events if e.kind == "validations-differ"]
-
-
 def test_a_part_that_is_left_in_evaluation_mode_is_named():
     model = Encoder()
     found, _ = train(model, before=lambda m, step: m.encoder.eval() if step >= 12 else None)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from gradwatch.history.store import History
@@ -15,14 +13,6 @@ def make_jump(*, factor: float, loss: float, first: float = 0.001) -> History:
     made = Synthetic(steps=90)
     made.lr_T[:40], made.lr_T[40:60], made.lr_T[60:] = first, 0.001, 0.001 * factor
     made.loss_T[60:] *= loss
-    return made.history()
-
-
-def make_rising(*, lr: float) -> History:
-    """Return a run whose rate rises at every step, and its loss from step 40 on."""
-    made = Synthetic(steps=120, optimizer="SGD", lr=lr)
-    made.lr_T *= 1 + made.t_T
-    made.loss_T[40:] *= 4
     return made.history()
 
 
@@ -41,14 +31,6 @@ def make_restarting() -> History:
     made = Synthetic(steps=62, optimizer="SGD", lr=20.0)
     made.lr_T[:40] *= 1 - 0.95 * made.t_T[:40] / 40
     made.loss_T[40:] *= 4
-    return made.history()
-
-
-def make_above(*, lr: float, module_type: str = "Linear") -> History:
-    """Return a run whose loss is far above its start from the first update on."""
-    made = Synthetic(steps=60, optimizer="SGD", lr=lr)
-    made.info = replace(made.info, layers=tuple(replace(i, module_type=module_type) for i in made.info.layers))
-    made.loss_T[1:] = 40 * made.loss_T[0] * np.exp(made.rng.standard_normal(59))
     return made.history()
 
 

@@ -87,6 +87,5 @@ def findings_of(
             Quantity(key="update.ratio", value=ratio),
             layers=names,
             severity=severity,
-            # updates that are undone are never zero, so their onset is unknown
             onset=start_of_state(~np.any(ratio_TL[:, group] > 0, axis=1), history.param.steps()),
         )

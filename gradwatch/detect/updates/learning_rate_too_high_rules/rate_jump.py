@@ -1,6 +1,6 @@
-"""Find a learning rate that rises above all its earlier values, in a jump or gradually, and raises the loss."""
+"""Find a learning rate that jumps above all its earlier values, and raises the loss."""
 
-# T = steps of a window, B = blocks of steps
+# T = steps of a window
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import numpy as np
 
 from gradwatch.detect.features.finding import Sign, format_factor
 from gradwatch.detect.features.lr_schedule import JUMP_WINDOW_STEPS, last_jump
-from gradwatch.detect.features.robust_stats import block_medians, median
-from gradwatch.detect.features.structure import structure_of
+from gradwatch.detect.features.robust_stats import median
 from gradwatch.history.store import History
 from gradwatch.records import Quantity
 
@@ -45,39 +44,6 @@ def find_rate_jump(history: History, *, jump: float, worse: float) -> Sign | Non
             since=step,
         )
     return None
-
-
-def find_rate_ramp(history: History, *, jump: float, worse: float, large: float) -> Sign | None:
-    """Return the sign of a rate that rose by `jump` since the lowest loss, if the loss rose by `worse`.
-
-    Updates must be at least `large`.
-    """
-    rate_T, loss_T = history.scalar("lr.0", JUMP_WINDOW_STEPS), history.scalar("loss", JUMP_WINDOW_STEPS)
-    if len(loss_T) < 4 * BLOCK_STEPS:
-        return None
-    rate_B, loss_B = block_medians(rate_T, BLOCK_STEPS), block_medians(loss_T, BLOCK_STEPS)
-    # the newest two blocks must both be worse than the best block before them
-    best = int(np.argmin(loss_B[:-2]))
-    rate, lowest, usual = float(rate_T[-1]), float(loss_B[best]), float(rate_B[: best + 1].max())
-    has_risen = rate_B[-1] >= jump * usual > 0
-    is_worse = loss_B[-2:].min() >= worse * lowest > 0
-    if not is_worse or not has_risen or _was_reached_before(history, 0, rate, jump):
-        return None
-    ratio_TW = history.param.window("update.ratio", JUMP_WINDOW_STEPS)[:, structure_of(history).rate_weights.indices_W]
-    ratio = float(np.fmax.reduce(median(ratio_TW.T)))
-    if not ratio >= large:
-        return None
-    return Sign(
-        f"the learning rate has risen {format_factor(rate / usual)}-fold since the lowest loss, "
-        "and the loss rises again",
-        (
-            Quantity(key="lr.0", value=rate),
-            Quantity(key="lr.usual", label="largest lr.0 until the lowest loss", value=usual),
-            Quantity(key="loss.lowest", label="lowest loss (median of 6 steps)", value=lowest),
-            Quantity(key="loss.median", label="loss (median of 6 steps)", value=float(loss_B[-1])),
-            Quantity(key="update.ratio.largest_median", label="largest median update.ratio of 64 steps", value=ratio),
-        ),
-    )
 
 
 def _was_reached_before(history: History, group: int, rate: float, jump: float) -> bool:
