@@ -50,9 +50,9 @@ class ConstantBatch:
     are to each other. If the loop passes no batches, (2) reads the inputs of the model instead. A batch of all the data
     is reported as info. Its size shows it: 34 and 178 are no batch sizes, and neither are large sizes that are no
     multiple of 64. L-BFGS needs the same batch at every step, so that is info too, unless other batches came before.
-    (2) counts only for powers of two and sizes such as 24 and 96, unless equal samples are created again in other
-    memory. Reinforcement learning goes over a collection many times: a tensor that is passed again must come `held` or
-    `longest` times, and a batch after others twice as often as each of them.
+    A tensor that is passed again counts only for powers of two and sizes such as 24 and 96, and so does (2), unless
+    equal samples are created again in other memory. Reinforcement learning goes over a collection many times: a tensor
+    that is passed again must come `held` or `longest` times, and a batch after others twice as often as each of them.
 
     Source: pytorch/pytorch#1917, `next(iter(loader))`, https://github.com/pytorch/pytorch/issues/1917.
 
@@ -109,6 +109,8 @@ class ConstantBatch:
         yield Example("the first of many collections", make_batches([0] * 11, size=128, is_held=True))
         above = make_batches([0] * 16, size=128, is_held=True)
         yield Example("a batch that is created before the loop", above, (None,))
+        table = make_batches([0] * 40, size=100, is_held=True)
+        yield Example("a table of a hundred rows at every step: for information", table, (None,))
         searched = make_batches([0] * 40, optimizer=LBFGS)
         yield Example("L-BFGS gets all data at every step: for information", searched, (None,))
         yield Example("an epoch of three batches that is not shuffled", make_batches(np.arange(60) % 3))

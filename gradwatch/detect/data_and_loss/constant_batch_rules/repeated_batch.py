@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.detect.data_and_loss.constant_batch_rules.batch_size import batch_size, may_be_part
+from gradwatch.detect.data_and_loss.constant_batch_rules.batch_size import batch_size, is_surely_part, may_be_part
 from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import Sign
 from gradwatch.events import TENSOR_HELD
@@ -33,17 +33,18 @@ def find_repeated_batch(history: History, *, repeats: int, held: int, longest: i
         chosen: Samples up to which a batch of each round size counts as chosen.
     """
     hash_T, size, least = history.scalar("batch_hash"), batch_size(history), repeats
+    is_held = any(events_of(history, TENSOR_HELD))
     changes = np.flatnonzero(hash_T[1:] != hash_T[:-1]) + 1
     *before_R, times = np.diff([0, *changes, len(hash_T)]).tolist()  # the window may cut the first run short
     if before_R:
         # earlier runs of equal batches show how many updates the loop makes per batch on purpose
         least = max(least, 2 * max(before_R))
-    elif any(events_of(history, TENSOR_HELD)):
+    elif is_held:
         least = max(least, longest if size > chosen else held)
     if times < least:
         return None
-    # earlier batches prove that there are more data
-    is_part = bool(before_R) or may_be_part(history, size, chosen=chosen)
+    # earlier batches prove that there are more data; a tensor that is kept may well be all of them
+    is_part = bool(before_R) or (is_surely_part if is_held else may_be_part)(history, size, chosen=chosen)
     label = "minimum number of equal batches in a row"
     return Sign(
         f"the last {least} steps all used the same batch",
