@@ -27,7 +27,6 @@ class SequentialTest(enum.Enum):
     FADING_USE = enum.auto()
     LONG_ABSENCE = enum.auto()
     ALTERNATING_SOURCES = enum.auto()
-    CONTRARY_TURNS = enum.auto()
     GRADIENT_SPIKE = enum.auto()
 
 
