@@ -113,6 +113,7 @@ class RankDivergence:
         own = Synthetic(steps=60).add_event(RANK_WEIGHTS_AGREE)
         own.add_event(RANK_MOMENTS_DIFFER, step=21, values={"rank": -1}, text=RANK_MOMENTS_DIFFER.text)
         yield Example("the ranks share the state of an optimizer, and the weights agree", own.history())
-        rates = Synthetic(steps=60).add_event(RANK_RATES_DIFFER, step=5, values={"rank": 1})
+        different = {"rank": 1, "group": 0, "rate": 1e-4, "usual": 1e-3}
+        rates = Synthetic(steps=60).add_event(RANK_RATES_DIFFER, step=5, values=different)
         rates.add_event(RANK_WEIGHTS_DIFFER, step=10, values=VALUES)
         yield Example("learning rates that differ explain it", rates.history())
