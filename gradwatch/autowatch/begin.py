@@ -30,6 +30,15 @@ def _hook_torch(settings: ScriptSettings) -> None:
     from gradwatch.autowatch.script_watch import ScriptWatch
 
     ScriptWatch(settings).install()
+    if settings.in_place:
+        import atexit
+        import contextlib
+
+        from gradwatch.probe.graph.in_place import record_in_place
+
+        recording = contextlib.ExitStack()
+        record_in_place(until=recording)
+        atexit.register(recording.close)
 
 
 @final

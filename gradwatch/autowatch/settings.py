@@ -21,12 +21,14 @@ class ScriptSettings:
         run: Run directory, absolute: the script may change the working directory. None keeps histories in memory.
         record: As for `watch`.
         total_steps: As for `watch`.
+        in_place: Whether to record every operation, for the lines of an error about a tensor changed in place.
         unseen: File that the first process that watches or says why it does not removes; None without a command.
     """
 
     run: str | None
     record: bool = False
     total_steps: int | None = None
+    in_place: bool = False
     unseen: str | None = None
 
     def to_text(self) -> str:

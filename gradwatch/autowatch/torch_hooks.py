@@ -14,7 +14,12 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from gradwatch.probe.graph.in_place import IN_PLACE
 from gradwatch.probe.inert_hook import inert_hook
+
+TO_BOTH_LINES = (
+    "gradwatch: `gradwatch run --in-place -- ...` names the line that saved this tensor and the line that changed it"
+)
 
 _EXTRA_TIME = "Using `torch.compile\\(module\\)` when there are global hooks"
 """Warning of torch about any hook on all modules. Ours is gone when the compiled module is traced."""
@@ -126,7 +131,12 @@ class TorchHooks:
         def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
             if not torch.compiler.is_compiling():
                 self._listener.on_backward(tensors, grad_tensors)
-            return run(tensors, grad_tensors, *args, **kwargs)
+            try:
+                return run(tensors, grad_tensors, *args, **kwargs)
+            except RuntimeError as error:
+                if IN_PLACE in str(error) and not getattr(error, "__notes__", ()):
+                    error.add_note(TO_BOTH_LINES)
+                raise
 
         return backward
 

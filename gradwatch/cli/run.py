@@ -33,6 +33,14 @@ def command(
     record: Annotated[
         bool, typer.Option("--record", help="Keep what `gradwatch replay` needs to run a bad step again.")
     ] = False,
+    in_place: Annotated[
+        bool,
+        typer.Option(
+            "--in-place",
+            help="Record every operation, which is slow: an error of a backward pass about a tensor that was changed "
+            "in place then names the line that saved it and the line that wrote to it.",
+        ),
+    ] = False,
     total_steps: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Planned optimizer steps, if known.", show_default=False)
     ] = None,
@@ -44,5 +52,7 @@ def command(
     """
     target = Target(words)
     directory = user_path(run) if run else RUNS / target.name
-    settings = ScriptSettings(run=str(Path.cwd() / directory), record=record, total_steps=total_steps)
+    settings = ScriptSettings(
+        run=str(Path.cwd() / directory), record=record, total_steps=total_steps, in_place=in_place
+    )
     raise typer.Exit(launch(target, settings))

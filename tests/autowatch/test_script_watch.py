@@ -242,3 +242,19 @@ def test_all_of_torch_is_as_before_after_the_end(unedited):
 
     assert all(a is b for a, b in zip(before, functions_of_torch(), strict=True))
     assert sum(a is not b for a, b in zip(before, during, strict=True)) == 7
+
+
+def test_an_error_about_a_tensor_changed_in_place_is_the_script_s_own_with_the_way_to_both_lines(unedited):
+    def step():
+        model = make()
+        torch.optim.SGD(model.parameters(), lr=0.1)
+        hidden = torch.sigmoid(model(torch.randn(16, 4)))
+        hidden += 1
+        hidden.sum().backward()
+
+    with unedited(), pytest.raises(RuntimeError, match="modified by an inplace operation") as raised:
+        step()
+
+    (note,) = raised.value.__notes__
+    assert note.startswith("gradwatch: `gradwatch run --in-place -- ...` names the line that saved this tensor")
+    assert "step" in [entry.name for entry in raised.traceback]

@@ -14,6 +14,8 @@ from gradwatch.probe.calling_line import Line, calling_line
 from gradwatch.probe.graph.dispatched import changed_arguments, uncompiled
 
 IN_PLACE = "modified by an inplace operation"  # torch raises a plain RuntimeError; its text is the only mark
+KEPT_OPERATIONS = 100_000
+"""Operations after which the lines of earlier writes are forgotten: a step has a few thousand."""
 
 
 def explain_in_place(error: RuntimeError, run_again: Callable[[], object]) -> None:
@@ -32,6 +34,20 @@ def explain_in_place(error: RuntimeError, run_again: Callable[[], object]) -> No
         run_again()
     if recorder.conflict:
         error.add_note(str(recorder.conflict))
+
+
+def record_in_place(*, until: contextlib.ExitStack) -> None:
+    """Record every operation of this thread from now on, so that such an error has its note when it is raised.
+
+    The step that fails is not run again. Compiled models run in eager mode, and each operation takes some microseconds.
+
+    Args:
+        until: Ends the recording when it is closed.
+    """
+    recorder = _Recorder(raises=True)
+    until.enter_context(uncompiled())
+    until.enter_context(recorder)
+    until.enter_context(torch.autograd.graph.saved_tensors_hooks(recorder.save, recorder.load))
 
 
 class _Write(NamedTuple):
@@ -67,12 +83,16 @@ class _ConflictError(Exception):
 class _Recorder(TorchDispatchMode):
     """Record the line of each tensor that is saved for the backward pass, and of each operation that writes in place.
 
+    Args:
+        raises: Whether a changed tensor raises the error of torch, with its note.
+
     Attributes:
         conflict: The first saved tensor that had changed when the backward pass read it, or None.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, raises: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own has no types
+        self._raises = raises
         self.conflict: _Conflict | None = None
         self._number = 0
         self._writes: dict[int, list[_Write]] = {}  # by storage
@@ -88,6 +108,8 @@ class _Recorder(TorchDispatchMode):
             write = _Write(self._number, func.overloadpacket.__name__.strip("_"), calling_line())
             for storage in {_storage(tensor) for tensor in changed}:
                 self._writes.setdefault(storage, []).append(write)
+        if self._number % KEPT_OPERATIONS == 0:
+            self._forget_before(self._number - KEPT_OPERATIONS)
         return func(*args, **kwargs)
 
     def save(self, tensor: Tensor) -> _SavedTensor:
@@ -105,7 +127,15 @@ class _Recorder(TorchDispatchMode):
             return saved.tensor
         writes = self._writes.get(_storage(saved.tensor), ()) if saved.tensor.layout == torch.strided else ()
         self.conflict = _Conflict(saved, next((w for w in writes if w.number > saved.number), None))
-        raise _ConflictError
+        if not self._raises:
+            raise _ConflictError
+        error = RuntimeError(f"one of the variables needed for gradient computation has been {IN_PLACE}")
+        error.add_note(f"gradwatch: {self.conflict}")
+        raise error
+
+    def _forget_before(self, number: int) -> None:
+        later = {storage: [w for w in writes if w.number > number] for storage, writes in self._writes.items()}
+        self._writes = {storage: writes for storage, writes in later.items() if writes}
 
 
 def _storage(tensor: Tensor) -> int:

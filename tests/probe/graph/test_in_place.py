@@ -1,12 +1,15 @@
 """An error about a tensor that was changed in place gets a note with both lines."""
 
+import contextlib
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import gradwatch
-from gradwatch.probe.graph.in_place import IN_PLACE, explain_in_place
+from gradwatch.probe.graph import in_place
+from gradwatch.probe.graph.in_place import IN_PLACE, explain_in_place, record_in_place
 
 
 def sigmoid_then_add(x):
@@ -91,3 +94,42 @@ def test_a_step_that_does_not_fail_again_gets_no_note():
     explain_in_place(error, lambda: inputs().sum().backward())
 
     assert not hasattr(error, "__notes__")
+
+
+def train(step, steps=3):
+    """Make some steps of which the last changes a saved tensor, and return the losses before it."""
+    torch.manual_seed(0)
+    layer = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    losses = []
+    for _ in range(steps):
+        loss = layer(torch.rand(3, 4)).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    if step:
+        step(layer(torch.rand(3, 4))).backward()
+    return losses
+
+
+@pytest.mark.parametrize("kept", [in_place.KEPT_OPERATIONS, 1])
+def test_a_recorded_process_names_both_lines_when_the_backward_pass_fails(kept, monkeypatch):
+    monkeypatch.setattr(in_place, "KEPT_OPERATIONS", kept)
+    plain = train(None)
+
+    with contextlib.ExitStack() as until:
+        record_in_place(until=until)
+        assert train(None) == plain
+        with pytest.raises(RuntimeError, match=IN_PLACE) as raised:
+            train(sigmoid_then_add)
+
+    (note,) = raised.value.__notes__
+    assert note.startswith("gradwatch: a tensor (3x4) was saved for the backward pass at ")
+    assert "`y = torch.sigmoid(x)`" in note
+    # of operations that were made too long ago, the line is forgotten
+    assert ("changed in place by add at" in note and "`y += 1`" in note) == (kept > 1)
+    assert train(None) == plain  # nothing is recorded any more
+    with pytest.raises(RuntimeError, match=IN_PLACE) as raised:
+        train(sigmoid_then_add)
+    assert not hasattr(raised.value, "__notes__")
