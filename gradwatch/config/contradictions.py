@@ -26,6 +26,11 @@ def contradictions(config: Config) -> list[Problem]:
     if stop and stop.metric == "val_accuracy" and config.data.options.get("kind") == "values":
         text = "got 'val_accuracy', expected val_loss or loss: data.kind: values has no accuracy"
         found.append(Problem(("train", "early_stop", "metric"), text))
+    schedule = config.schedule
+    cycles = schedule.name in ("OneCycleLR", "CyclicLR") and schedule.options.get("cycle_momentum", True)
+    if cycles and config.optim.name == "adamw8bit":
+        text = f"{schedule.name} moves the betas at each step, and adamw8bit is compiled again for each of their values"
+        found.append(Problem(("schedule", "name"), text, help="set schedule.cycle_momentum: false"))
     if config.data.name in STREAMS:
         found += stream_problems(config, has_validation=config.data.options.get("val_files") is not None)
     return found + parallel_problems(config) + _missing_packages(config)

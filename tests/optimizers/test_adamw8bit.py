@@ -1,5 +1,6 @@
 """AdamW with moments in 8 bits is planned, resumed and replayed like any other optimizer."""
 
+import contextlib
 import json
 import shutil
 
@@ -88,3 +89,12 @@ def test_without_its_package_the_config_says_what_to_install(config, monkeypatch
     (problem,) = caught.value.problems
     assert str(problem).startswith("optim.name: the package torchao is not installed")
     assert problem.help == "pip install torchao"
+
+
+@pytest.mark.parametrize(("cycled", "is_wrong"), [("true", True), ("null", True), ("false", False)])
+def test_a_schedule_that_would_compile_every_step_is_a_mistake(config, cycled, is_wrong):
+    options = "" if cycled == "null" else f", cycle_momentum: {cycled}"
+    schedule = f"schedule={{name: one_cycle, max_lr: 3e-3{options}}}"
+
+    with pytest.raises(ConfigError, match="OneCycleLR moves the betas") if is_wrong else contextlib.nullcontext():
+        assert load_config(config, [schedule], is_new=True)
