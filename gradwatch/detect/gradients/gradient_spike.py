@@ -112,7 +112,8 @@ class GradientSpike:
         early = _second_largest(first_T) if len(past_T) == PAST_STEPS else float(np.fmax.reduce(first_T))
         if spike < MIN_ABOVE_FIRST * early:
             return
-        if spike / usual < _least_ratio(history) * _second_largest(_earlier_ratios(history, every)):
+        earlier_T = norms_by_median(history[NORM][:-every])
+        if spike / usual < least_by_second_largest(window_number(history)) * _second_largest(earlier_T):
             return
         age = every - int(new_T.argmax())
         yield from self._findings(history, age=age, spike=spike, usual=usual, highest=highest)
@@ -174,15 +175,17 @@ class GradientSpike:
         yield Example("a new stage of a curriculum has larger gradients", stage.history())
 
 
-def _least_ratio(history: History) -> float:
-    """Return how far above the second largest earlier ratio the ratio of a spike must be, so that it is no chance."""
-    number = window_number(history)
+def least_by_second_largest(number: int) -> float:
+    """Return how far above the second largest earlier ratio a spike of a window must be, so that it is no chance.
+
+    Args:
+        number: Number of the window, from 1.
+    """
     return float((RECORDS / number / allowed_error(SequentialTest.GRADIENT_SPIKE, number)) ** (1 / TAIL_INDEX))
 
 
-def _earlier_ratios(history: History, newest: int) -> Floats:
-    """Return each norm in units of the median before it, over all kept steps but the newest ones."""
-    norm_T = history[NORM][:-newest]
+def norms_by_median(norm_T: Floats) -> Floats:
+    """Return each norm in units of the median of the `PAST_STEPS` norms before it, or of fewer if there are few."""
     length = min(PAST_STEPS, len(norm_T) // 2)
     past_TK = np.lib.stride_tricks.sliding_window_view(norm_T, length)[:-1]
     with np.errstate(divide="ignore", invalid="ignore"):
