@@ -60,10 +60,15 @@ def build(
     return optimizer
 
 
+def is_compiled(optimizer: Optimizer) -> bool:
+    """Return whether the update of an optimizer is compiled, as that of `build`."""
+    return type(optimizer).__module__ == "torchao.optim.adam"
+
+
 @contextlib.contextmanager
-def update_without_values(optimizer: Optimizer) -> Iterator[None]:
-    """Replace the compiled update by what it takes, for tensors without data; another optimizer is left as it is."""
-    if type(optimizer).__module__ != "torchao.optim.adam":
+def uncompiled_update(optimizer: Optimizer) -> Iterator[None]:
+    """Replace a compiled update by what it takes, since it shows no operations; another optimizer is left as it is."""
+    if not is_compiled(optimizer):
         yield
         return
     stance = torch.compiler.set_stance("force_eager")

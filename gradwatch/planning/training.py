@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,7 @@ from gradwatch import build
 from gradwatch.config.sections.root import Config
 from gradwatch.data import Splits
 from gradwatch.errors import GradwatchError, raised
-from gradwatch.optimizers.adamw8bit import update_without_values
+from gradwatch.optimizers.adamw8bit import is_compiled, uncompiled_update
 from gradwatch.planning.ledger import Purpose, dense
 from gradwatch.planning.result import Plan
 from gradwatch.planning.trace import trace
@@ -218,7 +217,7 @@ def plan_step(
         stepper.run(part)
         return len(window) / len(part)
 
-    with update_without_values(training.optimizer) if mode else contextlib.nullcontext():
+    with uncompiled_update(training.optimizer):
         return trace(
             run,
             batch=window,
@@ -248,6 +247,8 @@ def _left_out(training: TrainingState) -> list[str]:
         notes.append("train.compile is left out: the step is planned as it runs without it")
     if config.train.parallel != "none":
         notes.append("train.parallel is left out: the step is planned for one process; --ranks N plans one of N ranks")
+    if is_compiled(training.optimizer):
+        notes.append("the update is compiled: what it takes is counted, and it is not run")
     record = config.watch.record
     if config.watch.enabled and record.enabled:
         weights = sum(p.nbytes for p in (*training.model.parameters(), *training.model.buffers()))

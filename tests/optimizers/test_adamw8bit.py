@@ -69,11 +69,13 @@ def test_the_plan_counts_the_bytes_of_its_state(config, eager):
     training.stepper(lambda: 1.0).run(window)
     held = [value for state in training.optimizer.state.values() for value in state.values()]
 
-    small, plain = planner.plan(), planner.plan({"optim.name": "adamw"})
+    small, plain, measured = planner.plan(), planner.plan({"optim.name": "adamw"}), planner.measure()
 
     state = sum(part.nbytes for tensor in held for part in dense(tensor))
     rate = 4  # the learning rate is a tensor too
     assert small.parts["optimizer"] - state in (0, rate)
+    assert measured.parts["optimizer"] == small.parts["optimizer"]
+    assert small.notes[0] == "the update is compiled: what it takes is counted, and it is not run"
     # two layers of 64 x 64 numbers, of which each moment takes a byte, a scale for each 256, and a table of 256 codes
     assert plain.parts["optimizer"] - state == pytest.approx(2 * 2 * (4096 * (4 - 1) - 4 * 16 - 4 * 256), abs=8)
 
