@@ -38,9 +38,9 @@ from gradwatch.pipeline.redetect import redetect  # noqa: E402
 from gradwatch.records import Finding  # noqa: E402
 from scripts.fault_zoo.case_sets import SETS, load_set  # noqa: E402
 from scripts.fault_zoo.judge import Judgement, judge  # noqa: E402
+from scripts.fault_zoo.mechanisms import Mechanism, mechanisms, replaced, silent  # noqa: E402
 from scripts.fault_zoo.protocol import Case  # noqa: E402
 from scripts.fault_zoo.protocol import Finding as ZooFinding  # noqa: E402
-from scripts.studies.mechanisms import Mechanism, mechanisms, replaced, silent  # noqa: E402
 
 KEPT = Path(__file__).with_name("kept_mechanisms.yaml")
 """Why a mechanism stays that carries no weight in the kept runs."""

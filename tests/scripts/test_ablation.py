@@ -8,9 +8,9 @@ import yaml
 
 from gradwatch.history.disk.writer import Writer
 from gradwatch.history.synthetic.builder import Synthetic
+from scripts.fault_zoo.mechanisms import Mechanism, lines_of_function, mechanisms
 from scripts.studies import ablation
 from scripts.studies.ablation import Effect, ablate, detect, find_mistakes, format_cases, format_table, sum_effects
-from scripts.studies.mechanisms import Mechanism, lines_of_function, mechanisms
 
 VANISHING = "digits_mlp_sigmoid"
 """A case of the set `dev` whose fault is a vanishing gradient."""
