@@ -248,8 +248,8 @@ python -m scripts.fault_zoo --set dev --set opened --set published --keep runs/z
 ```
 
 Written on {day}, from tree `{tree}` and {runs} kept runs: {faulty} with a fault, of which {found} are found, and
-{healthy} healthy ones, of which {alarms} {have} an alarm. The stored rows of {differing} of them give another judgement
-than the live run did, because long runs are thinned on disk.
+{healthy} healthy ones, of which {alarms} {have} an alarm. The stored rows give the judgement of the live run, except in
+{differing} runs: long ones are thinned on disk.
 
 ## Each mechanism
 

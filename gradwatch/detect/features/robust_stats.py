@@ -13,6 +13,12 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.floating[Any]]
 
+MIN_EXPLAINED_FRAC = 0.75
+"""Part of the variance of a profile that its least-squares line must explain to count as a line."""
+
+MAX_STEP_FRAC = 0.7
+"""Part of the rise of a profile that a single step may hold: a cliff has nearly all of it in one."""
+
 
 def median(values_TL: Floats) -> Floats:
     """Return the median over time of each layer, ignoring nan.
@@ -72,11 +78,11 @@ def monotone_rise(values_M: Floats) -> float:
     rise, rest_M = slope(values_M), values_M - values_M.mean()
     variation = float(rest_M @ rest_M)
     # explained variation of a least-squares line: slope squared times the squares of the positions
-    is_line = variation > 0 and rise**2 * _places(len(values_M))[1] > 0.75 * variation
+    is_line = variation > 0 and rise**2 * _places(len(values_M))[1] > MIN_EXPLAINED_FRAC * variation
     whole = rise * (len(values_M) - 1)
     # the sign makes a fall of the profile count as a rise does
     largest = float(np.max(math.copysign(1, whole) * np.diff(values_M)))
-    return whole if is_line and largest < 0.7 * abs(whole) else 0.0
+    return whole if is_line and largest < MAX_STEP_FRAC * abs(whole) else 0.0
 
 
 def slope_and_error(values_T: Floats) -> tuple[float, float]:

@@ -27,6 +27,9 @@ NORM = "grad_norm.before_clip"
 PAST_STEPS = 32
 """Steps that define the usual norm: enough for a median, few enough to follow a schedule."""
 
+MIN_MORE_STEPS = 6
+"""Steps, beyond those between two checks, that must come before the new ones: fewer have no second largest norm."""
+
 MIN_ABOVE_FIRST = 2.0
 """Norm of a spike over the first norms, which are large by nature."""
 
@@ -92,7 +95,7 @@ class GradientSpike:
         """Yield a finding for each module, or the run, with a gradient spike since the last check."""
         every = interval(self.every, history.step)
         norm_T = history.scalar(NORM, PAST_STEPS + every)
-        if len(norm_T) < 2 * every + 6:
+        if len(norm_T) < 2 * every + MIN_MORE_STEPS:
             return
         past_T, new_T = norm_T[:-every], norm_T[-every:]
         largest = float(np.fmax.reduce(new_T))
