@@ -84,8 +84,8 @@ class NoGradient:
         structure = structure_of(history)
         newest_L = history.param.newest("grad.l2")
         may_judge_L = judged_tensors(history, kind=self.kind)
-        # cheap: all have a gradient
-        if np.count_nonzero(newest_L > 0) >= structure.num_trainable or not may_judge_L.any():
+        # cheap: all have a gradient; a frozen tensor may keep one from before
+        if np.all(newest_L[structure.is_trainable_L] > 0) or not may_judge_L.any():
             return
         l2_TL, reached_TL = history.param.window("grad.l2"), reached_steps(history)
         # a step without any gradient says nothing if it was skipped, or if no gradient was read
@@ -175,6 +175,10 @@ class NoGradient:
         layers = tuple(replace(layer, trainable=i != 3) for i, layer in enumerate(frozen.info.layers))
         frozen.info = replace(frozen.info, layers=layers)
         yield Example("a layer is frozen on purpose", frozen.history())
+        kept = Synthetic(steps=40).no_gradient(3, zero=True)
+        layers = tuple(replace(layer, trainable=i > 1) for i, layer in enumerate(kept.info.layers))
+        kept.info = replace(kept.info, layers=layers)
+        yield Example("frozen layers keep gradients from before", kept.history(), kept.names(3))
         skipped = Synthetic(steps=40).no_gradient(None)
         skipped.skipped_T[:] = 1
         yield Example("every step so far was skipped", skipped.history())
