@@ -59,7 +59,7 @@ class AttentionCollapse:
     Args:
         every: Steps between two calls. 10: activations are sampled that often.
         logit: Largest logit at which to report. 100: the limit of QK-Clip; next to it, a logit of 0 has a weight of
-            4e-44. Healthy small GPTs stay below 35.
+            4e-44. Healthy small GPTs stay below 20 (`scripts/studies/lead_time.py`).
         entropy: Entropy, 0..1 of an even spread, at which to report. 0.25: large logits without a collapse, such as
             logits with a common offset, do no harm.
         samples: Successive samples that must agree. 2: two batches.
