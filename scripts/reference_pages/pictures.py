@@ -45,7 +45,7 @@ STATISTICS = {
 """The statistics that show a fault, by its kind. A kind that is missing here is drawn by `DEFAULT`."""
 DEFAULT = ("grad.l2", "loss")
 IN_ONE_CHART = ("loss", "val_loss")
-LINEAR = ("act.", "grad.zero_frac", "skipped", "batch_hash")
+LINEAR = ("act.", "attention.entropy", "grad.zero_frac", "skipped", "batch_hash")
 
 FROM_EVENTS = ("probabilities-into-loss", "train-eval-mismatch")
 """Kinds whose statistics look healthy: they are read from the autograd graph or the modes of modules."""

@@ -122,7 +122,7 @@ class AttentionCollapse:
         """Yield histories that fire, that stay quiet, and near misses."""
         yield Example("logits grow until the heads collapse", _with(logit=300.0, entropy=0.02), ("acts.1",))
         yield Example("heads are sharp from the start", _with(logit=120.0, entropy=0.1, onset=0), ("acts.1",))
-        yield Example("a healthy run", Synthetic(steps=100, activations=3).history())
+        yield Example("a healthy run", _with(logit=8.0, entropy=0.7))
         yield Example("logits of a trained model", _with(logit=60.0, entropy=0.15))
         yield Example("large logits with a common offset", _with(logit=300.0, entropy=0.9))
         yield Example("heads that look at single keys, by usual logits", _with(logit=30.0, entropy=0.02))
