@@ -159,3 +159,9 @@ def activity_softmax_twice(attach: Attach) -> None:
     https://github.com/jindongwang/Deep-learning-activity-recognition/issues/10.
     """
     train_motion(attach, repaired=False)
+
+
+@case(source="the repaired twin of `activity_softmax_twice`: the network ends in logits", tags=("conv", "time-series"))
+def activity_from_logits(attach: Attach) -> None:
+    """Two convolutions over time tell activities apart."""
+    assert train_motion(attach, repaired=True) > 0.85

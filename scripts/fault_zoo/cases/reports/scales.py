@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scripts.fault_zoo.cases.reports.material import accuracy, digits, indices, table, words
+from scripts.fault_zoo.cases.reports.material import accuracy, indices, table, words
 from scripts.fault_zoo.protocol import Attach, case
 
 # ------------------------------------------------------------------------------- embeddings that start far too large
@@ -150,37 +148,58 @@ def four_layers_of_sigmoids(attach: Attach) -> None:
 # ------------------------------------------------------------------------------------- a long recurrence, unclipped
 
 
-class PixelReader(nn.Module):
-    """Read a digit pixel by pixel, with rectified units that start as a memory."""
+class MeterReader(nn.Module):
+    """Read a meter hour by hour, with rectified units that start as a memory."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.rnn = nn.RNN(2, 48, nonlinearity="relu", batch_first=True)
-        self.head = nn.Linear(48, 10)
+        self.rnn = nn.RNN(2, 24, nonlinearity="relu", batch_first=True)
+        self.head = nn.Linear(24, 1)
         nn.init.eye_(self.rnn.weight_hh_l0)
         nn.init.zeros_(self.rnn.bias_hh_l0)
+        nn.init.normal_(self.rnn.weight_ih_l0, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
-        place = torch.linspace(-1, 1, x.shape[1]).expand_as(x)
-        states, _ = self.rnn(torch.stack([x, place], 2))
-        return self.head(states[:, -1] / math.sqrt(x.shape[1]))
+        states, _ = self.rnn(x)
+        return self.head(states[:, -1]).squeeze(1)
 
 
-def train_pixels(attach: Attach, *, repaired: bool) -> float:
-    """Return the accuracy on test digits."""
+def train_meter(attach: Attach, *, repaired: bool) -> float:
+    """Return the error on new readings, as a fraction of the variance of the targets."""
     torch.manual_seed(0)
-    x, y, test_x, test_y = digits()
-    model = PixelReader()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    monitor = attach(model, optimizer)
-    chosen = indices(len(x), 48)
-    for _ in range(400):
-        i = next(chosen)
-        loss = F.cross_entropy(model(x[i]), y[i])
+
+    def draw(n: int) -> tuple[Tensor, Tensor]:
+        use, night = torch.rand(n, 60), (torch.rand(n, 60) < 0.3).float()
+        return torch.stack([use, night], 2), (use * night).sum(1) - 9
+
+    model = MeterReader()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    monitor = attach(model, optimizer, loss_fn=F.mse_loss)
+    for _ in range(300):
+        x, y = draw(32)
+        loss = F.mse_loss(model(x), y)
         optimizer.zero_grad()
         loss.backward()
         if repaired:
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            nn.utils.clip_grad_norm_(model.parameters(), 2.0)
         optimizer.step()
-        monitor.step(loss, batch=x[i])
-    return accuracy(model, test_x, test_y)
+        monitor.step(loss, batch=x)
+    x, y = draw(500)
+    with torch.no_grad():
+        return (F.mse_loss(model(x), y) / y.var()).item()
+
+
+@case(
+    fault="exploding-gradient",
+    also=("non-finite",),
+    layers=("rnn",),
+    onset=0,
+    tolerate=("learning-rate-too-high", "poor-initialization", "layer-imbalance", "dead-relu", "loss-plateau"),
+    source="https://github.com/Marcovaldong/lstmp.pytorch/issues/2",
+    tags=("rnn", "regression"),
+)
+def long_recurrence_unclipped(attach: Attach) -> None:
+    """A rectified recurrence over 60 steps without clipping: the gradient has a norm above 1000, and after a few steps
+    the loss is NaN. Reported in https://github.com/Marcovaldong/lstmp.pytorch/issues/2.
+    """
+    train_meter(attach, repaired=False)

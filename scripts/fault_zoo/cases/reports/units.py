@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scripts.fault_zoo.cases.reports.material import accuracy, indices, table
+from scripts.fault_zoo.cases.reports.material import indices, table
 from scripts.fault_zoo.protocol import Attach, case
 
 # ------------------------------------------------------------------------------------------- a ReLU as the last layer

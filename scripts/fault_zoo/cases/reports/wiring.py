@@ -205,7 +205,7 @@ def layers_in_plain_list(attach: Attach) -> None:
     train_listed(attach, repaired=False)
 
 
-# -------------------------------------------------------------------------------------------- pruned after the optimizer
+# -------------------------------------------------------------------------------------- pruned after the optimizer
 
 
 def narrower(layer: nn.Linear, rows: Tensor | None, columns: Tensor | None) -> nn.Linear:
