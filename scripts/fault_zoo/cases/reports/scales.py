@@ -58,7 +58,7 @@ def train_tied(attach: Attach, *, repaired: bool) -> float:
     tags=("text", "embedding"),
 )
 def tied_embedding_of_deviation_one(attach: Attach) -> None:
-    """The embedding keeps its initial deviation of 1 and is the output layer, too; the loss starts at about 130 and
+    """The embedding keeps its initial deviation of 1 and is the output layer, too; the loss starts at about 110 and
     not at 7. Reported in https://github.com/pytorch/pytorch/issues/3121.
     """
     train_tied(attach, repaired=False)
