@@ -96,8 +96,8 @@ def train_cosine(attach: Attach, *, repaired: bool) -> float:
 
 
 @case(
-    fault="loss-scale-collapse",
-    also=("non-finite",),
+    fault="no-gradient",
+    also=("non-finite", "loss-scale-collapse"),
     onset=0,
     tolerate=("loss-plateau",),
     source="https://github.com/NVIDIA/apex/issues/834",
@@ -105,7 +105,7 @@ def train_cosine(attach: Attach, *, repaired: bool) -> float:
 )
 def norm_that_overflows(attach: Attach) -> None:
     """The inputs are pixels in 0..255 and the length of the features is computed in fp16, where their squares are
-    infinite. The gradients are NaN whatever the scale, so that the scaler halves it at every step. Reported in
-    https://github.com/NVIDIA/apex/issues/834.
+    infinite. So each feature is divided by infinity: all outputs and all gradients are 0. Reported in
+    https://github.com/NVIDIA/apex/issues/834, where the scale of the loss fell to 0.
     """
     train_cosine(attach, repaired=False)
