@@ -129,6 +129,7 @@ class NotOptimized:
         hidden = Synthetic(steps=20).add_event(UNREGISTERED, layer="convs", text=text, values={"tensors": 8.0})
         yield Example("layers are kept in a plain list", hidden.history(), ("convs",))
         yield Example("weights stop in the middle of a run", _stopped(at=0.123), ("layers.4.weight",))
+        yield Example("a layer leaves the model, with its last gradient", _stopped(at=0.123, has_left=True))
         yield Example("all weights of a critic have come to the bound that they are clipped at", _stopped(at=0.01))
         yield Example("a group in the middle has a rate of 0", _at_zero(6), ("layers.6.weight",))
         yield Example("the first layer has, as frozen ones do: for information", _at_zero(0), ("layers.0.weight",))
@@ -233,12 +234,14 @@ def _at_zero(layer: int) -> History:
     return _still(made, layer).history()
 
 
-def _stopped(*, at: float) -> History:
-    """Return a run in which a layer moves until the root mean square of its weights is `at`."""
+def _stopped(*, at: float, has_left: bool = False) -> History:
+    """Return a run in which a layer moves until the root mean square of its weights is `at`, or leaves the model."""
     made = Synthetic(steps=60)
     made.update_factor_TL[20:, 4] = 0
     made.weight_l2_TL = made.weight_l2_TL * np.ones((60, 12))
     made.weight_l2_TL[20:, 4] = at * math.prod(made.info.layers[4].shape) ** 0.5
+    if has_left:
+        made.grad_l2_TL[20:, 4] = made.grad_l2_TL[19, 4]
     return made.history()
 
 

@@ -43,9 +43,14 @@ def measured_updates(history: History, count: int) -> tuple[Floats, Floats]:
 
 
 def has_gradient(history: History) -> NDArray[np.bool_]:
-    """Return which tensors have a gradient above the rounding error of the largest, of shape (L,)."""
-    size_L = history.param.newest("grad.l2") / structure_of(history).rms_scale_L
-    return np.asarray(size_L > MIN_GRADIENT_FRAC * np.fmax.reduce(size_L))
+    """Return which tensors get gradients above the rounding error of the largest, of shape (L,).
+
+    One that is the same to the last digit is left from an earlier step: nothing clears it, and nothing adds to it.
+    """
+    l2_TL = history.param.window("grad.l2", STEPS_PER_MEASUREMENT)
+    is_left_L = (l2_TL == l2_TL[0]).all(axis=0) & (len(l2_TL) > 1)
+    size_L = l2_TL[-1] / structure_of(history).rms_scale_L
+    return np.asarray((size_L > MIN_GRADIENT_FRAC * np.fmax.reduce(size_L)) & ~is_left_L)
 
 
 def is_round(size: NDArray[np.floating]) -> NDArray[np.bool_]:
