@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -67,8 +68,10 @@ def train_separately_shuffled(attach: Attach, *, repaired: bool) -> float:
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-4)
     monitor = attach(model, optimizer)
-    images = DataLoader(x.unbind(), batch_size=32, shuffle=True, drop_last=True)  # type: ignore[arg-type]
-    labels = DataLoader(y.unbind(), batch_size=32, shuffle=True, drop_last=True)  # type: ignore[arg-type]
+    rows_alone: Any = x.unbind()  # torch takes any sequence, and its types a Dataset alone
+    labels_alone: Any = y.unbind()
+    images: DataLoader[Tensor] = DataLoader(rows_alone, batch_size=32, shuffle=True, drop_last=True)
+    labels: DataLoader[Tensor] = DataLoader(labels_alone, batch_size=32, shuffle=True, drop_last=True)
     pairs = DataLoader(TensorDataset(x, y), batch_size=32, shuffle=True, drop_last=True)
     for _epoch in range(8):
         model.train()

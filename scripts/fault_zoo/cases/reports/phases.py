@@ -81,8 +81,8 @@ def train_left_in_eval(attach: Attach, *, repaired: bool) -> float:
     x, y, test_x, test_y = digits()
     x, y = x[:240], y[:240]
     layers: list[nn.Module] = []
-    for i in range(6):
-        layers += [nn.Linear(64 if i == 0 else 96, 96), nn.BatchNorm1d(96), nn.ReLU(), nn.Dropout(0.2)]
+    for depth in range(6):
+        layers += [nn.Linear(64 if depth == 0 else 96, 96), nn.BatchNorm1d(96), nn.ReLU(), nn.Dropout(0.2)]
     model = nn.Sequential(*layers, nn.Linear(96, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9)
     monitor = attach(model, optimizer)

@@ -112,8 +112,8 @@ def train_sigmoids(attach: Attach, *, repaired: bool) -> float:
     target = bits @ pull + 1.5 * (bits[:, :8] @ torch.randn(8)) * bits[:, 9]
     target = (target - target.mean()) / target.std()
     layers: list[nn.Module] = []
-    for i in range(4):
-        layers += [nn.Linear(24 if i == 0 else 100, 100), nn.ReLU() if repaired else nn.Sigmoid()]
+    for depth in range(4):
+        layers += [nn.Linear(24 if depth == 0 else 100, 100), nn.ReLU() if repaired else nn.Sigmoid()]
     model = nn.Sequential(*layers, nn.Linear(100, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     monitor = attach(model, optimizer, loss_fn=F.mse_loss)
@@ -155,9 +155,10 @@ class MeterReader(nn.Module):
         super().__init__()
         self.rnn = nn.RNN(2, 24, nonlinearity="relu", batch_first=True)
         self.head = nn.Linear(24, 1)
-        nn.init.eye_(self.rnn.weight_hh_l0)
-        nn.init.zeros_(self.rnn.bias_hh_l0)
-        nn.init.normal_(self.rnn.weight_ih_l0, std=0.02)
+        weights = dict(self.rnn.named_parameters())
+        nn.init.eye_(weights["weight_hh_l0"])
+        nn.init.zeros_(weights["bias_hh_l0"])
+        nn.init.normal_(weights["weight_ih_l0"], std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
         states, _ = self.rnn(x)
