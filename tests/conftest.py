@@ -41,11 +41,6 @@ LONGEST_FILES = (
 )
 
 
-def pytest_xdist_auto_num_workers():
-    """Run a process more than there are processors: a sixth of the time, tests wait for programs and for the disk."""
-    return (os.cpu_count() or 1) + 1
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
     """Import all tests without looking for garbage: of the million objects that come, hardly any go."""
