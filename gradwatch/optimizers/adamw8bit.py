@@ -7,7 +7,6 @@ import importlib
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -47,7 +46,7 @@ def build(
     if command := installation(PACKAGE):
         raise GradwatchError(f"optim.name: adamw8bit needs the package {PACKAGE}, which is not installed; {command}")
     # torchao registers an enumeration that recent versions of torch know by themselves, and they log it
-    is_quiet = mock.patch.object(logging.getLogger("torch.utils._pytree"), "disabled", True)
+    is_quiet = _replaced(logging.getLogger("torch.utils._pytree"), "disabled", True)
     with is_quiet, unset_fake_temporarily():  # the tables of the codes have values, even if the weights have none
         states = importlib.import_module("torchao.optim.subclass_8bit")
         states.get_qmap_signed(), states.get_qmap_unsigned()
@@ -71,9 +70,20 @@ def uncompiled_update(optimizer: Optimizer) -> Iterator[None]:
     if not is_compiled(optimizer):
         yield
         return
-    stance = torch.compiler.set_stance("force_eager")
-    with stance, mock.patch("torchao.optim.adam.single_param_adam", _take_new_moments):
+    module = importlib.import_module("torchao.optim.adam")
+    with torch.compiler.set_stance("force_eager"), _replaced(module, "single_param_adam", _take_new_moments):
         yield
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Set an attribute in a `with` block, and set it back."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
 
 
 def _take_new_moments(weight: Tensor, *_: Any) -> None:
