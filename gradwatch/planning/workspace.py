@@ -130,7 +130,8 @@ def _on_gpu(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | N
     # without dropout, so that no kernel reads the state of a random generator, which has no value here
     args = tuple(0.0 if name == "dropout_p" else value for name, value in zip(names, args, strict=False))
     try:
-        return _peak(_allocations(func, *_hashable(tree_map_only(Tensor, _form, (args, kwargs))), 1))
+        signature = _hashable(tree_map_only(Tensor, _form, (args, kwargs)))
+        return _peak(_allocations(func, *signature, 1, is_second_call=True))
     except RuntimeError:  # the result does not fit
         return None
 
@@ -148,16 +149,20 @@ def _hashable(tree: Any) -> tuple[tuple[Any, ...], Any]:
 
 
 @functools.cache
-def _allocations(func: Any, leaves: tuple[Any, ...], structure: Any, samples: int) -> tuple[int, ...]:
+def _allocations(
+    func: Any, leaves: tuple[Any, ...], structure: Any, samples: int, *, is_second_call: bool = False
+) -> tuple[int, ...]:
     """Return the sizes of all allocations of an operation in their order, negative where memory is freed.
 
-    The bytes of the outputs are subtracted at the end.
+    The bytes of the outputs are subtracted at the end. In a first call, the libraries of a GPU also allocate what they
+    keep.
     """
     with _disable_current_modes(), torch.no_grad():
         args, kwargs = tree_unflatten(
             [leaf.zeros(samples) if isinstance(leaf, _Form) else leaf for leaf in leaves], structure
         )
-        func(*args, **kwargs)  # a first call makes libraries allocate what they keep
+        if is_second_call:
+            func(*args, **kwargs)
         # not the newer profiler, which takes longer to start and logs to standard error
         _autograd._enable_profiler_legacy(
             ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
