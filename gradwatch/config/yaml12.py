@@ -60,7 +60,9 @@ for _name, _pattern, _first in _RESOLVERS:
 
 @lru_cache(maxsize=16)  # a search for a cure reads the config of its run a hundred times
 def compose(text: str) -> Node | None:
-    """Parse one document to a tree of YAML nodes, which nobody changes, or None if it is empty.
+    """Parse one document to a tree of YAML nodes, or None if it is empty.
+
+    Callers share the tree and must not change it.
 
     Raises:
         yaml.YAMLError: The text is not YAML.

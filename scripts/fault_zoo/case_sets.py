@@ -10,7 +10,7 @@ from scripts.fault_zoo.protocol import Case
 
 SETS = ("dev", "opened", "published", "reports")
 """`dev` was open while gradwatch was written, `opened` judged an earlier version first, `published` holds reported
-bugs, and so does `reports`, which was written without a look at gradwatch.
+bugs, and so does `reports`, by somebody who had not read gradwatch.
 """
 
 

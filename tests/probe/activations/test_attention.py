@@ -1,4 +1,4 @@
-"""The largest logit and the entropy of attention are those of the obvious formula, however the attention is written."""
+"""The largest logit and the entropy of attention equal the obvious formula, however the attention is written."""
 
 import math
 

@@ -1,1 +1,1 @@
-"""Faults that people reported, written anew without a look at gradwatch, and runs that only look odd."""
+"""Faults that people reported, rewritten by somebody who had not read gradwatch, and runs that only look odd."""

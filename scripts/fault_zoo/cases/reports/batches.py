@@ -68,7 +68,7 @@ def train_separately_shuffled(attach: Attach, *, repaired: bool) -> float:
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-4)
     monitor = attach(model, optimizer)
-    rows_alone: Any = x.unbind()  # torch takes any sequence, and its types a Dataset alone
+    rows_alone: Any = x.unbind()  # torch takes any sequence, but is annotated to take a Dataset
     labels_alone: Any = y.unbind()
     images: DataLoader[Tensor] = DataLoader(rows_alone, batch_size=32, shuffle=True, drop_last=True)
     labels: DataLoader[Tensor] = DataLoader(labels_alone, batch_size=32, shuffle=True, drop_last=True)

@@ -122,7 +122,7 @@ def train_left_in_eval(attach: Attach, *, repaired: bool) -> float:
 )
 def evaluation_mode_for_the_rest(attach: Attach) -> None:
     """The validation switches to evaluation mode and does not switch back: from then on dropout is off and the
-    statistics of the normalization are those of the first steps. Reported in
+    statistics of the normalization stay as in the first steps. Reported in
     https://github.com/huggingface/lerobot/issues/3668.
     """
     train_left_in_eval(attach, repaired=False)
