@@ -2,7 +2,7 @@
 
     python scripts/benchmarks/parts.py [--rounds 100] [--only resnet18,gpt] [--threads 1]
 
-The loops of `benchmarks/watch.py` take turns step by step, on the same weights and moments. Watching adds to the call
+The loops of `benchmarks/watch.py` take turns step by step, on the same weights and state. Watching adds to the call
 of the optimizer's `step()`, whose hooks read the gradients; the call of `Monitor.step` after it; and, at sampled steps,
 the forward pass, where hooks read activations. Each is timed by itself, behind the rest of a real step, so that caches
 are as cold as in a training. Means leave out the largest and the least tenth; plain and sampled steps are taken apart,

@@ -1,11 +1,12 @@
 """What watching costs in a loop of one's own, beside what others charge for less.
 
-    python scripts/benchmarks/watch.py [--rounds 16] [--only mlp] [--arms stock] [--steps 9]
+    python scripts/benchmarks/watch.py [--rounds 16] [--only mlp] [--arms stock] [--optimizer sgd] [--threads 2]
 
-The bare loop is written by hand, with torch's fused AdamW. `stock` is the same loop under `gradwatch.watch` with
-everything on at its defaults: all statistics at every step, detectors, history on disk, TensorBoard. The others are
-what their documentation has one write, at every step unless said; those of packages that are not installed (wandb,
-lightning, composer, cockpit) are left out, and so is one that does not take a model, with its reason.
+The bare loop is written by hand, with torch's fused AdamW unless another optimizer is named. `stock` is the same loop
+under `gradwatch.watch` with everything on at its defaults: all statistics at every step, detectors, history on disk,
+TensorBoard. The others are what their documentation has one write, at every step unless said; those of packages that
+are not installed (wandb, lightning, composer, cockpit) are left out, and so is one that does not take a model, with its
+reason.
 
 Each round runs a stretch of steps of every arm, in an order that is drawn anew, so that what else the machine does, and
 what the arm before left in the caches, hits all arms alike. A stretch is long enough for a turn or two of the monitor's
@@ -16,13 +17,17 @@ and looking at the memory, comes as many times more seldom as there are arms, so
 budget, steps seem as long as those of all arms: it thins less than in a run.
 
 Two loops with the same code differ by up to 3 % for as long as their process lives, as their memory happens to lie; so
-all loops of a process train the same weights by the same moments, and each workload is measured in several processes,
-each of which makes its loops in an order of its own. In each there are two bare ones. Shown is the median over rounds
-of the ratio to the mean of both in the same round, the quartiles, and the standard error of that median, as of a normal
-distribution with these quartiles. `again`, the second of them in units of the first, tells what of a ratio is noise.
+all loops of a process train the same weights by the same optimizer state, and each workload is measured in several
+processes, each of which makes its loops in an order of its own. In each there are two bare ones. Shown is the median
+over rounds of the ratio to the mean of both in the same round, the quartiles, and the standard error of that median, as
+of a normal distribution with these quartiles. `again`, the second of them in units of the first, tells what of a ratio
+is noise.
 
 What the first steps of a run take once is over before the rounds begin: modules are imported, memory is taken, and the
 budget has not ruled yet. `--arms begun --rounds 1 --steps 256` measures it, with a warm loop and a new monitor.
+
+`--arms read,read-in-backward` measures the reading of gradients alone: of all before the update, on all threads, or of
+each by a hook when it has just been written, on the thread of the backward pass.
 
 `--clock cpu` counts the processor time of all threads, as if none of them ran beside another: an upper bound, which a
 machine that is busy with something else still tells.
@@ -42,14 +47,15 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 from harness import CLOCKS, Seconds, clock, parse, parser, prepare, ratio, some
 from peers import NEEDS, PEERS, Arm, MakeArm
-from workloads import WORKLOADS, Loop, Workload, loop, shared
+from torch import Tensor
+from workloads import OPTIMIZERS, WORKLOADS, Loop, Workload, loop, shared
 
 import gradwatch
 from gradwatch.monitor import host_stats
 from gradwatch.pipeline import worker
+from gradwatch.probe.gradients.statistics import GradientProbe
 
 WARM_UP = 24
 """Steps that each arm makes unmeasured, in whole stretches: code is compiled, memory taken, files are made."""
@@ -60,9 +66,29 @@ def bare(workload: Workload, stack: contextlib.ExitStack) -> Arm:
     return loop(workload).run
 
 
-def unfused(workload: Workload, stack: contextlib.ExitStack) -> Arm:
-    """Nothing is watched; the optimizer is as torch makes it where nobody asks for more."""
-    return loop(workload, torch.optim.AdamW).run
+def read(workload: Workload, stack: contextlib.ExitStack) -> Arm:
+    """Nothing is watched, but all statistics of the gradients are read before the update."""
+    of = loop(workload)
+    probe = GradientProbe(list(of.model.parameters()), kernel="native")
+
+    def before_update() -> None:
+        probe.read()
+
+    return lambda: of.run(before_update)
+
+
+def read_in_backward(workload: Workload, stack: contextlib.ExitStack) -> Arm:
+    """Nothing is watched, but the statistics of each gradient are read when it has just been written."""
+    of = loop(workload)
+    params = [p for p in of.model.parameters() if p.requires_grad]
+    probes: dict[Tensor, GradientProbe] = {p: GradientProbe([p], kernel="native") for p in params}
+
+    def hook(param: Tensor) -> None:
+        probes[param].read()
+
+    for p in params:
+        p.register_post_accumulate_grad_hook(hook)
+    return of.run
 
 
 def stock(workload: Workload, stack: contextlib.ExitStack) -> Arm:
@@ -104,18 +130,19 @@ BARE = ("bare", "again")
 """The arms that all others are compared to."""
 
 ARMS: dict[str, tuple[str, MakeArm]] = {
-    "bare": ("by hand, fused AdamW", bare),
+    "bare": ("by hand", bare),
     "again": ("one such loop by another", bare),
-    "unfused": ("by hand, AdamW as it comes", unfused),
     "stock": ("**gradwatch**", stock),
     "begun": ("**gradwatch**, from its first step", begun),
+    "read": ("the statistics alone, before the update", read),
+    "read-in-backward": ("the statistics alone, in the backward pass", read_in_backward),
 } | PEERS
 
 
 def measure(name: str, names: list[str], options: argparse.Namespace, process: int) -> Seconds:
     """Return the seconds of each arm's stretches, round by round; in a new process, which knows no options yet."""
     prepare(options)
-    workload = resized(shared(WORKLOADS[name]), options.steps)
+    workload = resized(shared(replace(WORKLOADS[name], optimizer=options.optimizer)), options.steps)
     if PEERS.keys() & set(names):  # some begin anew and flush at each call
         workload = replace(workload, turn=None)
     turn = replace(workload, stretch=workload.turn or workload.stretch)
@@ -182,8 +209,9 @@ def main() -> None:
     """Measure and print the table."""
     asked = parser(__doc__, WORKLOADS, rounds=16)
     asked.add_argument("--processes", type=int, default=5, help="processes that go through all rounds, in turn")
-    usual = [name for name in ARMS if name != "begun"]
+    usual = [*BARE, "stock", *PEERS]
     asked.add_argument("--arms", type=some([*ARMS]), default=usual, help="arms, comma-separated")
+    asked.add_argument("--optimizer", choices=[*OPTIMIZERS], default="fused", help="fused, foreach and adamw are AdamW")
     asked.add_argument("--steps", type=int, help="steps of a stretch; fewer for what is slow")
     asked.add_argument("--clock", choices=CLOCKS, default="wall")
     options = parse(asked)

@@ -1,4 +1,4 @@
-"""What the benchmarks train: models of five sizes, their batches, and a loop over them written by hand."""
+"""What the benchmarks train: models, their batches, torch's optimizers, and a loop over them written by hand."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,8 +24,8 @@ Batches = list[tuple[Tensor, Tensor]]
 class Workload:
     """A model, its batches, and how many steps one stretch takes: some seconds.
 
-    Where steps are long, `turn` of them are made at once before another loop has its turn. `moments` are those of AdamW
-    that all loops go on from, by the address of the weights; without them each has its own.
+    Where steps are long, `turn` of them are made at once before another loop has its turn. `states` are those of the
+    optimizer that all loops go on from, by the address of the weights; without them each has its own.
     """
 
     title: str
@@ -32,11 +33,12 @@ class Workload:
     model: Callable[[], nn.Module]
     batches: Callable[[], Batches]
     turn: int | None = None
-    moments: Mapping[int, dict[str, Tensor]] = field(default_factory=dict)
+    optimizer: str = "fused"
+    states: Mapping[int, dict[str, Any]] = field(default_factory=dict)
 
 
 def shared(workload: Workload) -> Workload:
-    """Return a workload whose loops all train the same weights by the same moments, which lie in memory only once."""
+    """Return a workload whose loops all train the same weights by the same states, which lie in memory only once."""
     torch.manual_seed(0)
     first = workload.model()
 
@@ -47,11 +49,8 @@ def shared(workload: Workload) -> Workload:
             a.data = b.data
         return made
 
-    moments = {
-        p.data_ptr(): {"step": torch.zeros(()), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
-        for p in first.parameters()
-    }
-    return replace(workload, model=model, moments=moments)
+    # filled by the first step of the first loop, or by the first optimizer
+    return replace(workload, model=model, states={p.data_ptr(): {} for p in first.parameters()})
 
 
 def blocks(num: int, width: int) -> nn.Module:
@@ -85,6 +84,11 @@ def classes(*shape: int) -> DataSpec:
     return DataSpec(input_shape=shape, outputs=10, kind="classes")
 
 
+def deep() -> nn.Module:
+    """Return an MLP whose every layer has as many weights as the one before."""
+    return mlp.build(classes(256), depth=30, width=256, residual=True)
+
+
 WORKLOADS = {
     "tiny": Workload(
         "784-128-10, batch 32",
@@ -92,12 +96,9 @@ WORKLOADS = {
         lambda: nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10)),
         lambda: labelled((32, 784)),
     ),
-    "mlp": Workload(
-        "MLP 30 x 256, batch 128",
-        77,
-        lambda: mlp.build(classes(256), depth=30, width=256, residual=True),
-        lambda: labelled((128, 256)),
-    ),
+    "mlp": Workload("MLP 30 x 256, batch 128", 77, deep, lambda: labelled((128, 256))),
+    "mlp32": Workload("the same, batch 32", 154, deep, lambda: labelled((32, 256))),
+    "mlp256": Workload("the same, batch 256", 46, deep, lambda: labelled((256, 256))),
     "resnet18": Workload(
         "ResNet-18, 32 x 32, batch 64",
         10,
@@ -138,15 +139,29 @@ class Loop:
                 after(loss, batch=x)
 
 
-def loop(workload: Workload, optimizer: Callable[..., torch.optim.Optimizer] | None = None) -> Loop:
-    """Return a loop over a new model of a workload; with torch's fused AdamW unless told otherwise."""
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "fused": partial(torch.optim.AdamW, fused=True),
+    "foreach": partial(torch.optim.AdamW, foreach=True),
+    "adamw": torch.optim.AdamW,
+    "sgd": partial(torch.optim.SGD, momentum=0.9),
+    "adagrad": torch.optim.Adagrad,
+    "muon": torch.optim.Muon,
+}
+"""Torch's optimizers. Muon takes matrices only, so the other parameters are frozen under it."""
+
+
+def loop(workload: Workload) -> Loop:
+    """Return a loop over a new model of a workload."""
     torch.manual_seed(0)
     model = workload.model().train()
-    made = (optimizer or fused)(model.parameters(), lr=1e-4)
-    made.state.update({p: workload.moments[p.data_ptr()] for p in model.parameters() if workload.moments})
+    if workload.optimizer == "muon":
+        for p in model.parameters():
+            p.requires_grad_(p.ndim == 2)
+    params = [p for p in model.parameters() if p.requires_grad]
+    made = OPTIMIZERS[workload.optimizer](params, lr=1e-4)
+    for p in params if workload.states else ():
+        state = workload.states[p.data_ptr()]
+        for name, value in made.state[p].items():  # some optimizers make it at once
+            state.setdefault(name, value)
+        made.state[p] = state
     return Loop(model, made, itertools.cycle(workload.batches()), workload.stretch)
-
-
-def fused(params: Any, lr: float) -> torch.optim.Optimizer:
-    """Return torch's fastest AdamW."""
-    return torch.optim.AdamW(params, lr=lr, fused=True)
