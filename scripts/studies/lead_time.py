@@ -77,7 +77,7 @@ class Course:
 
     Args:
         loss, norm: Loss, and total gradient norm.
-        residual: Root mean square of the output of the last block.
+        residual: Root mean square of the output of the last block, of the median token.
         log_z: Root mean square of log Z of the logits.
         update_rms: RMS of gradient over second moment, of the token embedding (arXiv:2304.13013, sec. 3.4).
         findings: Findings of gradwatch at warning or above.
@@ -112,12 +112,18 @@ class NormalizedAttention(nn.Module):
         return gathered
 
 
-def train(name: str, seed: int) -> Course:
-    """Train one way from one seed under `watch`."""
+def train(name: str, seed: int, *, is_default: bool = False) -> Course:
+    """Train one way from one seed under `watch`.
+
+    Args:
+        name: Key of `WAYS`.
+        seed: Of weights and batches.
+        is_default: Whether weights begin as torch initializes them, instead of as in GPT-2.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     way, splits, course = WAYS[name], text.build(context=CONTEXT, stride=1), Course()
-    model = gpt.build(splits.spec, layers=4, heads=4, width=64)
+    model = _default_gpt(splits.spec.outputs) if is_default else gpt.build(splits.spec, layers=4, heads=4, width=64)
     blocks = [block for block in model.modules() if isinstance(block, gpt.Block)]
     for block in blocks if way.normalized else ():
         block.attention = NormalizedAttention(block.attention)  # type: ignore[assignment]  # another class
@@ -137,7 +143,7 @@ def train(name: str, seed: int) -> Course:
         loss.backward()
         course.loss.append(loss.item())
         course.norm.append(float(nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])))
-        course.residual.append(_rms(outputs.pop()))
+        course.residual.append(float(outputs.pop().square().mean(-1).sqrt().median()))
         course.log_z.append(_rms(logits.detach().logsumexp(-1)))
         course.update_rms.append(_update_rms(optimizer, model.get_parameter("token.weight"), step))
         optimizer.step()
@@ -151,8 +157,16 @@ def train(name: str, seed: int) -> Course:
     return course
 
 
-def _train(key: tuple[str, int]) -> Course:
-    return train(*key)
+def _default_gpt(vocabulary: int) -> nn.Module:
+    """Return the same model with the weights that torch draws."""
+    blocks = [gpt.Block(64, heads=4, dropout=0.0) for _ in range(4)]
+    model = gpt.GPT(blocks, width=64, context=CONTEXT, vocabulary=vocabulary, dropout=0.0)
+    model.head.weight = model.token.weight
+    return model
+
+
+def _train(key: tuple[str, int], *, is_default: bool) -> Course:
+    return train(*key, is_default=is_default)
 
 
 def _rms(x: Tensor) -> float:
@@ -218,7 +232,21 @@ def _found(course: Course, kind: str | None = None) -> int | None:
 
 def _above(course: Course, name: str, bound: float) -> int | None:
     """Return the second of two samples in a row, every 10 steps, at or above a bound."""
-    is_high = [value >= bound for value in getattr(course, name)[::10]]
+    return _second([value >= bound for value in getattr(course, name)[::10]])
+
+
+def _grown(course: Course, factor: float) -> int | None:
+    """Return the second of two samples in a row with a residual stream that is a factor above its first sample."""
+    return _above(course, "residual", factor * course.residual[0])
+
+
+def _accelerated(course: Course, factor: float) -> int | None:
+    """Return the same for a factor on the sample at half as many steps, from step 80 on."""
+    sampled = course.residual[::10]
+    return _second([i >= 8 and value >= factor * sampled[i // 2] for i, value in enumerate(sampled)])
+
+
+def _second(is_high: Sequence[bool]) -> int | None:
     return next((10 * i for i in range(1, len(is_high)) if is_high[i - 1] and is_high[i]), None)
 
 
@@ -232,6 +260,9 @@ RULES: dict[str, Callable[[Course], int | None]] = {
     "ZClip, 2.5 deviations": zclip,
     "llm-foundry, twice the mean loss of 100 steps, 5 times": llm_foundry,
     "no finding: residual stream, RMS of 20": partial(_above, name="residual", bound=20.0),
+    "no finding: residual stream, 150-fold": partial(_grown, factor=150.0),
+    "no finding: residual stream, 1,000-fold": partial(_grown, factor=1000.0),
+    "no finding: residual stream, 10-fold since half as many steps": partial(_accelerated, factor=10.0),
     "no finding: update RMS of the embedding, 2.3": partial(_above, name="update_rms", bound=2.3),
     "no finding: log Z, 10": partial(_above, name="log_z", bound=10.0),
 }
@@ -276,12 +307,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=2, help="runs of each way")
     parser.add_argument("--first", type=int, default=10, help="first seed")
+    parser.add_argument("--default-weights", action="store_true", help="begin as torch initializes, not as GPT-2 does")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     args = parser.parse_args()
     keys = [(name, seed) for seed in range(args.first, args.first + args.seeds) for name in WAYS]
     with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
         courses = {}
-        for key, course in zip(keys, pool.imap(_train, keys), strict=True):
+        for key, course in zip(keys, pool.imap(partial(_train, is_default=args.default_weights), keys), strict=True):
             courses[key] = course
             print(_line(key, course), flush=True)
     print(table(courses))
