@@ -189,4 +189,4 @@ def diabetes_by_lbfgs(attach: Attach) -> None:
         loss = optimizer.step(closure)
         monitor.step(loss, batch=x)
     with torch.no_grad():
-        assert F.mse_loss(model(test_x).squeeze(1), test_y) < 0.7 * test_y.var()
+        assert F.mse_loss(model(test_x).squeeze(1), test_y) < 0.8 * test_y.var()
