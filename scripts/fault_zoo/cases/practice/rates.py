@@ -137,7 +137,7 @@ def post_norm_without_warm_up(attach: Attach) -> None:
 )
 def post_norm_with_warm_up(attach: Attach) -> None:
     """Six blocks with the normalization behind the sum; the rate rises slowly."""
-    assert train_post_norm(attach, repaired=True) < 2.5
+    assert train_post_norm(attach, repaired=True) < 2.85
 
 
 # --------------------------------------------------------------------------------------------- gradients never zeroed
