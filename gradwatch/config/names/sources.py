@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import final
 
 import griffe
 
+SUFFIXES = (".py", ".pyi")
+
 
 @final
 class _PartOfPackage(griffe.ModuleFinder):
-    """Finds only the modules directly in some subpackages, since reading all of torch takes 10 s."""
+    """Finds only the modules directly in some subpackages: to look for all files of torch takes most of a second."""
 
     def __init__(self, subpackages: tuple[str, ...]) -> None:
         super().__init__()
@@ -19,8 +22,27 @@ class _PartOfPackage(griffe.ModuleFinder):
 
     def submodules(self, module: griffe.Module) -> list[tuple[tuple[str, ...], Path]]:
         """Return the submodules on the path to a wanted subpackage or directly in one."""
-        found = super().submodules(module)
-        return [(p, file) for p, file in found if any(p in (w[: len(p)], (*w, p[-1])) for w in self._wanted)]
+        file = module.filepath
+        folders = file if isinstance(file, list) else [file.parent] if file.stem == "__init__" else []
+        found = {item for folder in folders for parts in self._wanted for item in _modules_around(folder, parts)}
+        return sorted(found, key=lambda item: (len(item[0]), item))
+
+
+def _modules_around(folder: Path, parts: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Path]]:
+    """Yield the modules on the path to a part of a package, and those directly in this part, with their files."""
+    for depth in range(1, len(parts) + 1):
+        yield from _with_file(folder.joinpath(*parts[:depth]), parts[:depth])
+    inside = folder.joinpath(*parts)
+    names = {entry.stem for entry in inside.iterdir()} - {"__init__"} if inside.is_dir() else set[str]()
+    for name in names:
+        yield from _with_file(inside / name, (*parts, name))
+
+
+def _with_file(place: Path, parts: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Path]]:
+    """Yield a module with each of its files, of which a second one has the annotations."""
+    files = [place / f"__init__{suffix}" for suffix in SUFFIXES]
+    files += [place.with_name(f"{place.name}{suffix}") for suffix in SUFFIXES]
+    yield from ((parts, file) for file in files if file.is_file())
 
 
 @cache
