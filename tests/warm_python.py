@@ -109,7 +109,7 @@ def serve(listener, life, address):
 
 
 def import_much():
-    """Import what most trainings of the tests do, and start no thread."""
+    """Import what most trainings of the tests do, read the sources that most configs name, and start no thread."""
     import torch
 
     torch.optim.AdamW([torch.zeros(1, requires_grad=True)])  # it imports torch._dynamo
@@ -117,10 +117,12 @@ def import_much():
 
     import gradwatch.cli.train
     import gradwatch.train.loop
+    from gradwatch.config.load import load_config
     from gradwatch.detect import detectors
 
     assert gradwatch.train
     detectors({})
+    load_config(Path(__file__).parents[1] / "configs" / "quickstart.yaml")
     gc.collect()
     gc.freeze()
 
