@@ -23,13 +23,13 @@ for args in json.load(sys.stdin):
         os._exit(0)
     os.waitpid(child, 0)
 """
+SETTINGS = ("train.precision=fp8", "model.name=resnt18", "data.name=mnst", "optim.name=adm", "detect.dead-lair={{}}")
+MISTAKES = [word for setting in SETTINGS for word in ("--set", setting)]
 COMMANDS = [
     (["--help"], 0),
     (["train", "--help"], 0),
-    (["train", "{config}", "--set", "train.precision=fp8"], 2),
-    (["train", "{config}", "--set", "model.name=resnt18"], 2),
-    (["train", "{config}", "--set", "data.name=mnst", "--set", "optim.name=adm"], 2),
-    (["train", "{config}", "--set", "detect.dead-lair={{}}", "--set", "data.augment=[Flip]"], 2),
+    (["train", "{config}", *MISTAKES], 2),
+    (["train", "{config}", "--set", "data.augment=[Flip]"], 2),
     (["list", "models"], 0),
     (["list", "statistics"], 0),
     (["explain", "dead-layer"], 0),
@@ -52,3 +52,4 @@ def test_a_command_that_does_not_train_does_not_import_torch(config, recorded):
 
     ended = [json.loads(line[6:]) for line in done.stdout.splitlines() if line.startswith("ended ")]
     assert ended == expected, done.stderr
+    assert f"error: {len(SETTINGS)} problems in the config" in done.stderr, "each mistake was looked for"

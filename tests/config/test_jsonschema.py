@@ -12,8 +12,13 @@ COMMITTED = Path(jsonschema.__file__).with_name("schema.json")
 
 
 @pytest.fixture(scope="module")
-def made():
-    return json.loads(jsonschema.render_schema())
+def text():
+    return jsonschema.render_schema()
+
+
+@pytest.fixture(scope="module")
+def made(text):
+    return json.loads(text)
 
 
 def options(schema, section, name):
@@ -37,13 +42,13 @@ def own(schema):
     return rules, plain, schema["properties"], schema["required"]
 
 
-def test_the_committed_schema_is_up_to_date(made):
+def test_the_committed_schema_is_up_to_date(made, text):
     committed = json.loads(COMMITTED.read_text())
     advice = "run: gradwatch schema > gradwatch/config/schema.json"
 
     assert own(committed) == own(made), advice
     if committed["$comment"] == made["$comment"]:  # of the same torch and torchvision, all must be equal
-        assert COMMITTED.read_text() == jsonschema.render_schema(), advice
+        assert COMMITTED.read_text() == text, advice
 
 
 def test_an_editor_is_offered_the_settings_of_the_name(package):
@@ -94,9 +99,7 @@ def test_texts_of_other_projects_are_not_copied_into_the_schema(made):
     assert not any("description" in v for v in library.values() if isinstance(v, dict))
 
 
-def test_the_schema_is_strict_json():
-    text = jsonschema.render_schema()
-
+def test_the_schema_is_strict_json(text):
     schema = json.loads(text, parse_constant=lambda constant: pytest.fail(f"{constant} is no JSON"))
 
     assert schema["type"] == "object"
