@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from gradwatch.detect import Example, Recovery
 from gradwatch.detect.features.baseline import first_steps
-from gradwatch.detect.features.finding import Sign, findings_of
+from gradwatch.detect.features.consequences import severity_after
+from gradwatch.detect.features.finding import finding_of, subject
 from gradwatch.detect.features.recovery import start_of_state
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
@@ -75,34 +76,55 @@ class AttentionCollapse:
     growth: float = 2.0
 
     def detect(self, history: History) -> Iterator[Finding]:
-        """Yield a finding for each attention with collapsed heads."""
-        yield from findings_of(self, history, self._signs(history))
+        """Yield one finding for the attentions whose heads have newly collapsed, the one with the largest logit first.
 
-    def _signs(self, history: History) -> Iterator[Sign]:
+        Those whose logits have not grown are a finding of their own, for information.
+        """
         if not history.info.activations or len(history.act.steps(self.samples)) < self.samples:
             return
+        logit_A = history.act.newest(LOGIT)
         # the cheap check first: most models have no attention, whose row is nan
-        if not np.fmax.reduce(history.act.newest(LOGIT)) >= self.logit:
+        if not np.fmax.reduce(logit_A) >= self.logit:
             return
-        for a, activation in enumerate(history.info.activations):
-            is_collapsed_T = self._is_collapsed(history, a)
-            onset = start_of_state(is_collapsed_T, history.act.steps(), least=self.samples)
-            if onset is None:
-                continue
-            logit, entropy = (float(history.act.newest(name)[a]) for name in (LOGIT, ENTROPY))
-            first = float(first_steps(history, LOGIT, 1)[0, a])
-            yield Sign(
-                f"the heads of {activation.name} look at single keys: the largest logit is {logit:.0f}, "
-                f"and the smallest entropy {100 * entropy:.0f} % of an even spread",
-                (
-                    Quantity(key=LOGIT, value=logit),
-                    Quantity(key=ENTROPY, value=entropy, unit="0..1"),
-                    Quantity(key="attention.first_logit", label="largest logit at the first sample", value=first),
-                ),
-                since=onset,
-                layer=activation.name,
-                severity=None if logit >= self.growth * first else Severity.INFO,
-            )
+        onsets = {a: self._onset(history, a) for a in np.flatnonzero(logit_A >= self.logit).tolist()}
+        first_A = first_steps(history, LOGIT, 1)[0]
+        for has_grown, severity in ((True, severity_after(history, self.kind)), (False, Severity.INFO)):
+            known = {n for f in history.findings if f.kind == self.kind and f.severity >= severity for n in f.names}
+            fresh = [
+                a
+                for a, onset in onsets.items()
+                if onset is not None
+                and (logit_A[a] >= self.growth * first_A[a]) == has_grown
+                and history.info.activations[a].name not in known
+            ]
+            if fresh:
+                fresh.sort(key=lambda a: -logit_A[a])
+                onset = min(step for a in fresh if (step := onsets[a]) is not None)
+                yield self._finding(history, fresh, onset=onset, first=float(first_A[fresh[0]]), severity=severity)
+
+    def _finding(
+        self, history: History, attentions: list[int], *, onset: int, first: float, severity: Severity
+    ) -> Finding:
+        """Return the finding of some attentions, with the numbers of the first one."""
+        logit, entropy = (float(history.act.newest(name)[attentions[0]]) for name in (LOGIT, ENTROPY))
+        names = tuple(history.info.activations[a].name for a in attentions)
+        place = f" in {names[0]}" if len(names) > 1 else ""
+        return finding_of(
+            self,
+            history,
+            f"the heads of {subject(names)} look at single keys: the largest logit is {logit:.0f}{place}, "
+            f"and the smallest entropy {100 * entropy:.0f} % of an even spread",
+            Quantity(key=LOGIT, value=logit),
+            Quantity(key=ENTROPY, value=entropy, unit="0..1"),
+            Quantity(key="attention.first_logit", label="largest logit at the first sample", value=first),
+            layers=names,
+            severity=severity,
+            onset=onset,
+        )
+
+    def _onset(self, history: History, activation: int) -> int | None:
+        is_collapsed_T = self._is_collapsed(history, activation)
+        return start_of_state(is_collapsed_T, history.act.steps(), least=self.samples)
 
     def _is_collapsed(self, history: History, activation: int) -> NDArray[np.bool_]:
         """Return at which samples of the window the heads are collapsed, of shape (T,); nan is no collapse."""
@@ -110,10 +132,11 @@ class AttentionCollapse:
         return np.asarray((logit_T >= self.logit) & (entropy_T <= self.entropy))
 
     def recovery(self, history: History, finding: Finding) -> Recovery | None:
-        """Return the first of 5 samples in a row without collapsed heads."""
-        if finding.layer not in history.act.layers:
+        """Return the first of 5 samples in a row without collapsed heads in any of the layers."""
+        numbers = [history.act.layers.index(name) for name in finding.names if name in history.act.layers]
+        if not numbers:
             return None
-        is_collapsed_T = self._is_collapsed(history, history.act.layers.index(finding.layer))
+        is_collapsed_T = np.any([self._is_collapsed(history, a) for a in numbers], axis=0)
         end = start_of_state(~is_collapsed_T, history.act.steps(), least=RECOVERY_SAMPLES)
         return None if end is None else Recovery(end, "its heads looked at several keys again")
 
@@ -121,6 +144,10 @@ class AttentionCollapse:
     def examples(cls) -> Iterator[Example]:
         """Yield histories that fire, that stay quiet, and near misses."""
         yield Example("logits grow until the heads collapse", _with(logit=300.0, entropy=0.02), ("acts.1",))
+        all_ = Synthetic(steps=100, activations=3)
+        for act, logit in enumerate((200.0, 300.0, 250.0)):
+            all_.attention(act, logit=logit, entropy=0.02, onset=60)
+        yield Example("logits grow in each layer", all_.history(), ("acts.0", "acts.1", "acts.2"))
         yield Example("heads are sharp from the start", _with(logit=120.0, entropy=0.1, onset=0), ("acts.1",))
         yield Example("a healthy run", _with(logit=8.0, entropy=0.7))
         yield Example("logits of a trained model", _with(logit=60.0, entropy=0.15))

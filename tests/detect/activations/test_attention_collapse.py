@@ -44,3 +44,18 @@ def test_a_finding_ends_where_five_samples_have_usual_logits():
 
     assert still is None, "samples at steps 100 to 130 are four"
     assert over.step == 100
+
+
+def test_layers_that_collapse_together_are_one_finding_that_names_the_worst_first():
+    made = Synthetic(steps=200, activations=3).attention(0, logit=200.0, entropy=0.02, onset=60)
+    made = made.attention(1, logit=300.0, entropy=0.01, onset=60).attention(2, logit=250.0, entropy=0.02, onset=100)
+    early, late = made.history(until=81), made.history(until=121)
+
+    (first,) = AttentionCollapse().detect(early)
+    assert first.names == ("acts.1", "acts.0")
+    assert "each of 2 layers look at single keys: the largest logit is 300 in acts.1" in first.message
+    late.report(first)
+    (second,) = AttentionCollapse().detect(late)
+    assert second.names == ("acts.2",), "what is known is not told again"
+    made.max_logit_TA[140:, 1] = 20.0
+    assert AttentionCollapse().recovery(made.history(until=191), first) is None, "acts.0 is still collapsed"
