@@ -125,8 +125,7 @@ def command(
     measured = planner.measure() if measure else None
     limit = given or machine_memory(plan.device)
     ways = _ways(planner, num_ranks) if num_ranks else ()
-    is_asked = given and not ways and (patch or form == "text")
-    advised = _advised(planner, given, measured, hidden=form == "json") if given and is_asked else None
+    advised = _advised(planner, given, measured, hidden=form == "json") if given and not ways else None
     best = _cheapest(advised, ways, limit)
     if patch and best:
         _write_patch(best, patch, config, limit)
@@ -150,6 +149,7 @@ class _Found(NamedTuple):
     def to_json(self) -> dict[str, Any]:
         further: dict[str, Any] = {"ranks": [way.to_json() for way in self.ways]} if self.ways else {}
         further |= {"determinism": self.price.to_json()} if self.price else {}
+        further |= {"advice": self.advised.to_json()} if self.advised else {}
         return (self.measured or self.plan).to_json() | further
 
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from gradwatch.errors import GradwatchError
-from gradwatch.planning.checkpointing import KEY, WITHOUT_MATMULS, cheapest_choice
+from gradwatch.planning.checkpointing import checkpointing_choices
 from gradwatch.planning.result import Plan
 from gradwatch.planning.training import ConfigPlanner
+from gradwatch.render.common.format import plural
 
 MAX_GUESSES = 8
 """Batch sizes to guess by a line before halving, since a peak can move to another phase of the step."""
@@ -44,6 +45,7 @@ class Advice:
     """A change of the config, with its plan.
 
     Args:
+        name: Short name, such as `optimal`: the cheapest modules to recompute. Joined changes have joined names.
         text: The change in words.
         changes: Settings by dotted key.
         effect: What it does to the training.
@@ -54,6 +56,7 @@ class Advice:
         fits: Whether the changed config fits into the budget.
     """
 
+    name: str
     text: str
     changes: Mapping[str, Any]
     effect: Effect
@@ -61,6 +64,19 @@ class Advice:
     saved_bytes: int
     extra_work: float
     fits: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {
+            "name": self.name,
+            "text": self.text,
+            "changes": dict(self.changes),
+            "effect": EFFECTS[self.effect],
+            "peak_bytes": self.plan.peak_bytes,
+            "saved_bytes": self.saved_bytes,
+            "extra_work": self.extra_work,
+            "fits": self.fits,
+        }
 
 
 @final
@@ -85,16 +101,27 @@ class Advised:
         """The change that fits and costs least, or None if none is needed or none fits."""
         return None if self.fits else next((advice for advice in self.changes if advice.fits), None)
 
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {
+            "budget_bytes": self.budget,
+            "fits": self.fits,
+            "largest_batch": self.largest_batch,
+            "changes": [advice.to_json() for advice in self.changes],
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class _Change:
+    name: str
     text: str
     changes: Mapping[str, Any]
     effect: Effect
 
     def __add__(self, other: _Change) -> _Change:
         changes = {**self.changes, **other.changes}
-        return _Change(f"{self.text} and {other.text}", changes, max(self.effect, other.effect))
+        name, text = f"{self.name}+{other.name}", f"{self.text} and {other.text}"
+        return _Change(name, text, changes, max(self.effect, other.effect))
 
 
 @final
@@ -118,28 +145,30 @@ class Advisor:
     ) -> None:
         self._planner, self._budget, self._progress, self._measured = planner, budget, progress, measured
         self._plain = planner.plan()
+        self._largest_batch = self._search_batch()
 
     def advise(self) -> Advised:
         """Return the largest batch, and the changes that save memory."""
         fits = self._plain.peak_bytes <= self._budget
-        changes = {repr(change.changes): change for change in self._single()}
-        found = [advice for change in changes.values() if (advice := self._advice(change))]
+        single = list(self._single())
+        found = [advice for change in single if (advice := self._advice(change))]
         if not (fits or any(advice.fits for advice in found)):
-            found += [advice for change in self._combined() if (advice := self._advice(change))]
+            found += [advice for change in self._combined(single) if (advice := self._advice(change))]
         saving = [advice for advice in found if advice.saved_bytes > 0]
         saving.sort(key=lambda a: (not a.fits, a.effect, round(a.extra_work, 3), len(a.changes), a.plan.peak_bytes))
         return Advised(
             budget=self._budget,
             fits=fits,
-            largest_batch=self._largest_batch(),
+            largest_batch=self._largest_batch,
             changes=tuple(saving),
         )
 
     def _single(self) -> Iterator[_Change]:
-        if accumulation := self._accumulation(_Change("", {}, Effect.NONE)):
+        if accumulation := self._accumulation({}):
             yield accumulation
         if self._planner.config.train.activation_checkpointing == "none":
-            yield from self._recomputation()
+            for choice in checkpointing_choices(self._planner, self._budget, rows=self._measured):
+                yield _Change(choice.name, choice.text, choice.changes, Effect.NONE)
         if self._planner.has_device_memory and not self._planner.config.train.activation_offloading:
             yield OFFLOADING
         if self._planner.config.train.precision == "fp32":
@@ -151,59 +180,56 @@ class Advisor:
         if self._planner.config.optim.name in ADAM:
             yield SGD
 
-    def _combined(self) -> Iterator[_Change]:
-        """Yield changes together: what alters the training least first, with as many micro-batches as it takes."""
+    def _combined(self, single: Sequence[_Change]) -> Iterator[_Change]:
+        """Yield changes together that can fit: what alters the training least first, with the fewest micro-batches."""
         base: _Change | None = None
-        for change in (c for c in self._single() if c in (SQRT, OFFLOADING, BF16, EIGHT_BIT, SGD)):
+        for change in (c for c in single if c.name == "sqrt" or c in (OFFLOADING, BF16, EIGHT_BIT, SGD)):
             base = base + change if base else change
+            if not self._fits({**base.changes, **(self._micro_batches()[-1:] or [{}])[0]}):
+                continue
             if base != change:
                 yield base
-            if accumulation := self._accumulation(base):
+            if accumulation := self._accumulation(base.changes):
                 yield base + accumulation
 
-    def _accumulation(self, base: _Change) -> _Change | None:
-        """Return the fewest micro-batches that fit together with a change, or the most if none fit."""
-        size, accumulate = self._planner.config.data.batch_size, self._planner.config.train.accumulate
-        counts = [k for k in range(2, size + 1) if size % k == 0]  # divisors, so that a step has the same samples
-
-        def with_count(k: int) -> dict[str, Any]:
-            return {"data.batch_size": size // k, "train.accumulate": accumulate * k}
-
-        best = self._first_that_fits(counts, lambda k: {**base.changes, **with_count(k)})
-        if best is None:
+    def _accumulation(self, base: Mapping[str, Any]) -> _Change | None:
+        """Return the fewest micro-batches that fit together with some settings, or the most if none fit."""
+        choices = self._micro_batches()
+        if not base:  # a micro-batch takes no less than a batch of its size
+            choices = [c for c in choices if c["data.batch_size"] <= self._largest_batch] or choices[-1:]
+        if not choices:
             return None
+        best = self._first_that_fits(choices, base)
         # BatchNorm normalizes each micro-batch by itself
         effect = Effect.TRAINING if self._planner.has_batch_norm else Effect.NONE
-        return _Change(f"accumulate {best} micro-batches of {size // best} samples", with_count(best), effect)
+        size, count = best["data.batch_size"], self._planner.config.data.batch_size // best["data.batch_size"]
+        return _Change("accumulate", f"accumulate {count} micro-batches of {plural(size, 'sample')}", best, effect)
 
-    def _recomputation(self) -> Iterator[_Change]:
-        if blocks := self._planner.blocks:
-            yield SQRT
-            setting = {"modules": list(blocks), "save": "matmuls"}
-            yield _Change(WITHOUT_MATMULS, {KEY: setting}, Effect.NONE)
-        choice = cheapest_choice(self._planner, self._budget, rows=self._measured)
-        if choice and choice.setting != "none":
-            yield _Change(choice.text, choice.changes, Effect.NONE)
+    def _micro_batches(self) -> list[dict[str, Any]]:
+        """Return the settings of the ways to split a batch evenly, the fewest micro-batches first."""
+        size, accumulate = self._planner.config.data.batch_size, self._planner.config.train.accumulate
+        counts = (k for k in range(2, size + 1) if size % k == 0)
+        return [{"data.batch_size": size // k, "train.accumulate": accumulate * k} for k in counts]
 
-    def _first_that_fits(self, values: Sequence[int], changes: Callable[[int], dict[str, Any]]) -> int | None:
-        """Return the first of some values whose changes fit, where later values save more; the last if none fits."""
-        low, high = 0, len(values) - 1
+    def _first_that_fits(self, choices: Sequence[dict[str, Any]], base: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the first choice that fits with some settings, where later ones save more; the last if none fits."""
+        low, high, middle = 0, len(choices) - 1, 0  # the first one fits most often
         while low < high:
-            middle = (low + high) // 2
-            if self._fits(changes(values[middle])):
+            if self._fits({**base, **choices[middle]}):
                 high = middle
             else:
                 low = middle + 1
-        return values[low] if values else None
+            middle = (low + high) // 2
+        return choices[low]
 
-    def _largest_batch(self) -> int:
+    def _search_batch(self) -> int:
         """Return the largest batch size that fits: guess it by the line through the last two peaks, else halve."""
         most = self._planner.samples or MAX_BATCH
         fits, exceeds = 0, most + 1
         known: list[tuple[int, int]] = []
         size = min(self._planner.config.data.batch_size, most)
         while exceeds - fits > 1:
-            peak = self._peak({"data.batch_size": size})
+            peak = self._peak({"data.batch_size": size} if size != self._planner.config.data.batch_size else {})
             fits, exceeds = (size, exceeds) if peak <= self._budget else (fits, size)
             known.append((size, peak))
             guess = (fits + exceeds) // 2 if len(known) > MAX_GUESSES else self._on_line(known[-2:])
@@ -223,6 +249,7 @@ class Advisor:
         except GradwatchError:  # the settings do not go together, such as the options of another optimizer
             return None
         return Advice(
+            name=change.name,
             text=change.text,
             changes=change.changes,
             effect=change.effect,
@@ -246,12 +273,14 @@ class Advisor:
         return self._planner.plan(changes)
 
 
-SQRT = _Change("recompute activations in segments of sqrt(blocks)", {KEY: "sqrt"}, Effect.NONE)
-OFFLOADING = _Change("keep saved activations in host memory", {"train.activation_offloading": True}, Effect.NONE)
-BF16 = _Change("run the passes in bf16", {"train.precision": "bf16"}, Effect.ROUNDING)
-FUSED = _Change("fuse the update, which then has no temporaries", {"optim.fused": True}, Effect.ROUNDING)
-EIGHT_BIT = _Change("keep the moments of AdamW in 8 bits", {"optim.name": "adamw8bit"}, Effect.ROUNDING)
+OFFLOADING = _Change(
+    "offload", "keep saved activations in host memory", {"train.activation_offloading": True}, Effect.NONE
+)
+BF16 = _Change("bf16", "run the passes in bf16", {"train.precision": "bf16"}, Effect.ROUNDING)
+FUSED = _Change("fused", "fuse the update, which then has no temporaries", {"optim.fused": True}, Effect.ROUNDING)
+EIGHT_BIT = _Change("adamw8bit", "keep the moments of AdamW in 8 bits", {"optim.name": "adamw8bit"}, Effect.ROUNDING)
 SGD = _Change(
+    "sgd",
     "take SGD, with one moment for each weight; tune its rate",
     {"optim.name": "sgd", "optim.momentum": 0.9},
     Effect.TRAINING,

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, final
 
 from gradwatch.config.sections.train import BlocksSection
 from gradwatch.config.sizes import parse_size
 from gradwatch.errors import GradwatchError
-from gradwatch.planning.recomputation import ModuleTree, cheapest_recomputation, recomputation_cost
-from gradwatch.planning.result import Plan, work
+from gradwatch.planning.recomputation import ModuleTree, cheapest_recomputation
+from gradwatch.planning.result import Plan
 from gradwatch.planning.training import ConfigPlanner
-from gradwatch.render.common.format import shown_size
+from gradwatch.render.common.format import plural, shown_size
+from gradwatch.train.activation_checkpointing import sqrt_length
 
 KEY = "train.activation_checkpointing"
-WITHOUT_MATMULS = "recompute the blocks, but keep their matrix products"
 MAX_LIMITS = 6
 """Limits to try for the saved activations: the peak of a choice shows how far its limit was off."""
+MAX_LENGTHS = 5
+"""Lengths of segments to try beside sqrt(n), those closest to it, which needs the least memory of equal blocks."""
 
 
 @final
@@ -26,11 +28,13 @@ class RecomputeChoice:
     """A setting of activation checkpointing, with its plan.
 
     Args:
+        name: Short name: `sqrt`, `every`, `save-matmuls`, `optimal`, or `none`.
         setting: Value of `train.activation_checkpointing`.
         text: The setting in words.
         plan: Plan of the config with it.
     """
 
+    name: str
     setting: Any
     text: str
     plan: Plan
@@ -41,28 +45,36 @@ class RecomputeChoice:
         return {KEY: self.setting}
 
 
-def cheapest_choice(planner: ConfigPlanner, budget: int, *, rows: Plan | None = None) -> RecomputeChoice | None:
-    """Return the choice that fits into a budget and costs least, or None if none fits.
+def checkpointing_choices(
+    planner: ConfigPlanner, budget: int, *, rows: Plan | None = None
+) -> Iterator[RecomputeChoice]:
+    """Yield the choices for a budget: sqrt, the best other `every`, keeping matrix products, and the optimal modules.
+
+    Args:
+        planner: Plans the config, which recomputes nothing by itself and exceeds the budget.
+        budget: Bytes that the training may take. A choice that does not meet it is the one that comes closest.
+        rows: Measured plan, whose times are the cost of each module; by default, its work is.
+    """
+    yield from _segments(planner, budget)
+    yield from _without_matmuls(planner)
+    yield from _optimal_modules(planner, budget, rows)
+
+
+def cheapest_choice(planner: ConfigPlanner, budget: int) -> RecomputeChoice | None:
+    """Return the choice that fits into a budget with the least work, or None if none fits.
 
     Args:
         planner: Plans the config, which recomputes nothing by itself.
         budget: Bytes that the training may take.
-        rows: Measured plan, whose times are the cost of each module; by default, its work is.
     """
     plain = planner.plan()
     if plain.peak_bytes <= budget:
-        return RecomputeChoice(setting="none", text="recompute nothing", plan=plain)
-    tree = ModuleTree.of((rows or plain).modules)
-    modules = _fitting_modules(planner, tree, budget)
-    selective = _without_matmuls(planner)
-    if selective and selective.plan.peak_bytes <= budget:
-        if modules is None:
-            return selective
-        # the price of recomputing all blocks but their matrix products: what the other operations move
-        moved = sum(row.moved_bytes for row in plain.modules if row.name in planner.blocks)
-        if rows is None and work(0, moved, plain.device) < _cost(plain, modules.setting["modules"]):
-            return selective
-    return modules or _fitting_segments(planner, budget)
+        return RecomputeChoice(name="none", setting="none", text="recompute nothing", plan=plain)
+    found = [*_optimal_modules(planner, budget, None), *_without_matmuls(planner)]
+    if not any(choice.plan.peak_bytes <= budget for choice in found):  # segments store less, and cost more
+        found += _segments(planner, budget)
+    fitting = (choice for choice in found if choice.plan.peak_bytes <= budget)
+    return min(fitting, key=lambda choice: choice.plan.work, default=None)
 
 
 def settle(planner: ConfigPlanner) -> RecomputeChoice | None:
@@ -94,66 +106,71 @@ def settle(planner: ConfigPlanner) -> RecomputeChoice | None:
     return choice
 
 
-def _fitting_modules(planner: ConfigPlanner, tree: ModuleTree, budget: int) -> RecomputeChoice | None:
-    """Return the cheapest choice of modules whose plan fits.
+def _optimal_modules(planner: ConfigPlanner, budget: int, rows: Plan | None) -> Iterator[RecomputeChoice]:
+    """Yield the cheapest choice of modules whose plan fits, or if none does, the one with the lowest peak.
 
     What the step needs beside its saved activations differs from choice to choice. So the limit of the activations
     moves by what the plan of the last choice is off, and is halved between a limit that fits and one that does not.
     """
     plain = planner.plan()
+    tree = ModuleTree.of((rows or plain).modules)
     fits, exceeds = 0, tree.row.saved_bytes
     limit = exceeds - (plain.peak_bytes - budget)
     best: RecomputeChoice | None = None
-    tried: dict[tuple[str, ...], Plan | None] = {}
+    tried: set[tuple[str, ...]] = {()}
     for _ in range(MAX_LIMITS):
         limit = min(max(limit, fits), exceeds)
         modules = cheapest_recomputation(tree, limit, plain.device)
         if modules is None:
             fits, limit = limit, (limit + exceeds) // 2  # such a limit is too low for any choice
             continue
-        if modules in tried:
-            break
-        plan = tried[modules] = _planned(planner, {"modules": list(modules)}) if modules else plain
+        plan = _planned(planner, {"modules": list(modules)}) if modules not in tried else None
         if plan is None:
             break
-        if plan.peak_bytes <= budget:
-            fits, count = limit, len(modules)
-            text = f"recompute the activations of {count} module{'s' * (count > 1)}"
-            best = RecomputeChoice(setting={"modules": list(modules)}, text=text, plan=plan)
-        else:
-            exceeds = limit
+        tried.add(modules)
+        if best is None or plan.peak_bytes <= budget or plan.peak_bytes < best.plan.peak_bytes:
+            text = f"recompute {plural(len(modules), 'module')} (the optimal choice)"
+            best = RecomputeChoice(name="optimal", setting={"modules": list(modules)}, text=text, plan=plan)
+        fits, exceeds = (limit, exceeds) if plan.peak_bytes <= budget else (fits, limit)
         limit += budget - plan.peak_bytes
         if not fits < limit < exceeds:
             limit = (fits + exceeds) // 2
-    return best
+    if best:
+        yield best
 
 
-def _without_matmuls(planner: ConfigPlanner) -> RecomputeChoice | None:
-    """Return the choice that recomputes all blocks but keeps their matrix products, if the blocks can run twice."""
+def _without_matmuls(planner: ConfigPlanner) -> Iterator[RecomputeChoice]:
+    """Yield the choice that recomputes all blocks but keeps their matrix products, if the blocks can run twice."""
     setting = {"modules": list(planner.blocks), "save": "matmuls"}
-    plan = _planned(planner, setting) if planner.blocks else None
-    return plan and RecomputeChoice(setting=setting, text=WITHOUT_MATMULS, plan=plan)
+    text = "recompute the blocks, but keep their matrix products"
+    if planner.blocks and (plan := _planned(planner, setting)):
+        yield RecomputeChoice(name="save-matmuls", setting=setting, text=text, plan=plan)
 
 
-def _fitting_segments(planner: ConfigPlanner, budget: int) -> RecomputeChoice | None:
-    """Return the longest segments of blocks that fit, by which the fewest blocks are recomputed."""
-    count = len(planner.blocks)
-    lengths = sorted(range(1, count // 2 + 1), key=lambda k: abs(k - math.sqrt(count)))
-    for k in sorted(lengths[:MAX_LIMITS], reverse=True):
+def _segments(planner: ConfigPlanner, budget: int) -> Iterator[RecomputeChoice]:
+    """Yield segments of sqrt(n) blocks, and of other lengths the longest that fits, or the one with the lowest peak.
+
+    The longer the segments, the fewer blocks are recomputed, because the last segment is not.
+    """
+    count, root = len(planner.blocks), sqrt_length(len(planner.blocks))
+    if plan := _planned(planner, "sqrt") if count else None:
+        text = f"recompute segments of {plural(root, 'block')} (sqrt)"
+        yield RecomputeChoice(name="sqrt", setting="sqrt", text=text, plan=plan)
+    lengths = sorted({*range(1, count // 2 + 1)} - {root}, key=lambda k: abs(k - root))[:MAX_LENGTHS]
+    best: RecomputeChoice | None = None
+    for k in sorted(lengths, reverse=True):
         plan = _planned(planner, {"every": k})
+        if plan and (best is None or plan.peak_bytes < best.plan.peak_bytes):
+            text = f"recompute segments of {plural(k, 'block')} (the best other `every`)"
+            best = RecomputeChoice(name="every", setting={"every": k}, text=text, plan=plan)
         if plan and plan.peak_bytes <= budget:
-            return RecomputeChoice(
-                setting={"every": k}, text=f"recompute activations in segments of {k} blocks", plan=plan
-            )
-    return None
+            break
+    if best:
+        yield best
 
 
-def _planned(planner: ConfigPlanner, setting: dict[str, Any]) -> Plan | None:
+def _planned(planner: ConfigPlanner, setting: Any) -> Plan | None:
     try:
         return planner.plan({KEY: setting})
     except GradwatchError:  # the blocks cannot be grouped, or a module cannot run twice
         return None
-
-
-def _cost(plan: Plan, names: list[str]) -> float:
-    return sum(recomputation_cost(row, plan.device) for row in plan.modules if row.name in names)

@@ -67,8 +67,12 @@ def every_blocks(model: nn.Module, k: int, *, save: Save = "nothing") -> int:
 def sqrt_blocks(model: nn.Module) -> int:
     """Recompute segments of sqrt(n) blocks, which needs the least memory. Source: arXiv:1604.06174, section 4.1."""
     # all containers together are one chain of n blocks; each is still cut into segments separately
-    blocks = sum(len(container) for container in outermost_containers(model))
-    return every_blocks(model, max(1, round(math.sqrt(blocks))))
+    return every_blocks(model, sqrt_length(sum(len(container) for container in outermost_containers(model))))
+
+
+def sqrt_length(num_blocks: int) -> int:
+    """Return the blocks of a segment of sqrt(n) blocks, rounded."""
+    return max(1, round(math.sqrt(num_blocks)))
 
 
 def matching_modules(model: nn.Module, patterns: Sequence[str], *, save: Save = "nothing") -> int:

@@ -41,15 +41,15 @@ class KnownMemory:
         self.planned.append(changes)
         choice = changes.get("train.activation_checkpointing", "none")
         if isinstance(choice, str):
-            recomputed = {"none": 0, "sqrt": 2}[choice]
-        elif "every" in choice or "save" in choice:
-            recomputed = 2
+            recomputed = {"none": 0, "sqrt": BLOCKS - 2}[choice]
+        elif "every" in choice:
+            recomputed = BLOCKS - choice["every"]  # the last segment is not
         else:
-            recomputed = len(choice["modules"])
+            recomputed = len(choice["modules"]) / (2 if "save" in choice else 1)
         moments = {"sgd": 1, "adamw8bit": 0.5}.get(changes.get("optim.name"), 2)
         batch, half = changes.get("data.batch_size", 32), "train.precision" in changes
         offloaded = "train.activation_offloading" in changes
-        activations = 0 if offloaded else batch * SAMPLE * (BLOCKS - recomputed) // (1 + half)
+        activations = 0 if offloaded else int(batch * SAMPLE * (BLOCKS - recomputed)) // (1 + half)
         peak = int(WEIGHTS * (2 + moments)) + activations
         return Plan(
             peak_bytes=peak,
@@ -98,12 +98,24 @@ def test_accumulation_is_cheapest_because_it_computes_nothing_twice(planner):
     assert advised.cheapest.saved_bytes == 24 * SAMPLE * BLOCKS
 
 
-def test_with_batch_norm_the_fewest_modules_are_recomputed_instead():
+def test_the_optimal_choice_of_modules_stands_beside_the_simple_ones():
     advised = advise(KnownMemory(batch_norm=True), 4 * WEIGHTS + 32 * SAMPLE * (BLOCKS - 1))
 
+    price = {advice.name: (advice.saved_bytes, advice.extra_work) for advice in advised.changes if advice.fits}
+    block = 32 * SAMPLE
+    assert price["optimal"] == (block, pytest.approx(1 / (3 * BLOCKS)))
+    assert price["sqrt"] == (2 * block, pytest.approx(2 / (3 * BLOCKS)))
+    assert price["every"] == (3 * block, pytest.approx(3 / (3 * BLOCKS)))  # of 1 block: 2 blocks are the square root
     assert advised.cheapest.changes == {"train.activation_checkpointing": {"modules": ["blocks.0"]}}
     assert advised.cheapest.effect is Effect.NONE
-    assert advised.cheapest.extra_work == pytest.approx(1 / (3 * BLOCKS))
+    assert advised.to_json()["changes"][0]["name"] == "optimal"
+
+
+def test_a_budget_that_no_recomputation_meets_still_has_all_of_them_with_what_they_save(planner):
+    saved = {advice.name: advice.saved_bytes for advice in advise(planner, 10).changes}
+
+    assert {"sqrt", "every", "save-matmuls", "optimal"} <= set(saved)
+    assert saved["optimal"] == saved["every"] == (BLOCKS - 1) * 32 * SAMPLE  # the last one would save nothing
 
 
 def test_host_memory_is_advised_on_a_device_with_its_own_at_the_price_of_the_copies():

@@ -25,6 +25,7 @@ MAX_ROWS = 20
 """Modules to print; the others are in the JSON."""
 
 NO_BATCH = "no batch fits, not even one sample: a smaller model is needed, or one of these changes"
+NO_CHANGE = "none of these fits, not even all of them together: a smaller model or more memory is needed"
 
 
 def print_plan(console: Console, plan: Plan, *, limit: int, measured: Plan | None) -> None:
@@ -87,6 +88,8 @@ def print_advice(console: Console, advised: Advised) -> None:
         )
     if advised.changes:
         console.print(table)
+    if not advised.fits and not advised.cheapest:
+        console.print(f"\n{NO_CHANGE}")
 
 
 def print_patch(console: Console, changes: Mapping[str, Any] | None, patch: Path | None, *, fits: bool) -> None:
