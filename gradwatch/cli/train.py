@@ -94,6 +94,10 @@ def command(
         if ranks.is_printing_rank():
             print_message("note", f"interrupted; to continue: gradwatch train --resume {outcome.directory}")
         raise typer.Exit(INTERRUPTED)
+    if checked.run.worst_samples and checked.train.parallel == "none" and not _is_disabled(checked, "html"):
+        from gradwatch.cli.output.worst_samples import add_worst_samples
+
+        add_worst_samples(outcome.directory, outcome.history, outcome.diagnoses, count=checked.run.worst_samples)
     # the findings of a training are those of rank 0
     raise typer.Exit(exit_code(outcome.history.findings, fail_on) if ranks.is_printing_rank() else 0)
 
@@ -124,6 +128,10 @@ def _settled(config: Config, load: Callable[[list[str]], Config], overrides: lis
         planned = f"{shown_size(choice.plan.peak_bytes)} planned of {section.budget}"
         print_message("note", f"{KEY}: {choice.text}: {planned}")
     return planner.config
+
+
+def _is_disabled(config: Config, sink: str) -> bool:
+    return not config.sinks.get(sink, {}).get("enabled", True)
 
 
 def _check_start(config: Config, nproc: int) -> None:

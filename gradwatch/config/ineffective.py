@@ -21,6 +21,7 @@ def ineffective_settings(config: Config) -> tuple[str, ...]:
         *_in_numerics(config),
         *_in_watching(config),
         *_in_switches(config),
+        *_in_report(config),
         *_in_schedule(config),
         *_in_length(config),
     )
@@ -106,6 +107,19 @@ def _in_switches(config: Config) -> Warnings:
                 path = f"{section}.{name}"
                 keys = [f"{path}.{key}" for key in options if key != "enabled"]
                 yield keys, f"has no effect while {path}.enabled is false; remove one of them"
+
+
+def _in_report(config: Config) -> Warnings:
+    """Yield the number of samples with maps, if there is no report to show them or they cannot be made."""
+    keys = _changed_of(config.run, "run", "worst_samples")
+    if not config.sinks.get("html", {}).get("enabled", True):
+        yield keys, "has no effect: maps stand in report.html, and sinks.html.enabled is false; remove one of them"
+    elif config.train.parallel != "none":
+        yield (
+            keys,
+            f"has no effect: the maps of a training on several ranks are not made, and train.parallel is "
+            f"{config.train.parallel}; remove it",
+        )
 
 
 def _in_schedule(config: Config) -> Warnings:

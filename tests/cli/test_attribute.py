@@ -1,9 +1,14 @@
 """`gradwatch attribute` explains samples of a run or a config, and writes one self-contained page."""
 
+import html
 import json
 import re
+import shutil
 
 import pytest
+
+from gradwatch.cli.output.worst_samples import add_worst_samples
+from gradwatch.run import load_run
 
 CONFIG = """\
 model: {name: mlp, depth: 1, width: 16}
@@ -15,13 +20,25 @@ train: {steps: 20}
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Return the directory of a short run."""
+    """Return the directory of a short run, whose report as the training left it is in `report-at-the-end.html`."""
     from gradwatch.cli import main
 
     folder = tmp_path_factory.mktemp("attribute")
     (folder / "small.yaml").write_text(CONFIG)
-    assert main(["train", str(folder / "small.yaml"), "--set", f"run.out={folder}/runs", "--fail-on", "never"]) == 0
-    return next((folder / "runs").iterdir())
+    settings = ["--set", f"run.out={folder}/runs", "--set", "run.worst_samples=2"]
+    assert main(["train", str(folder / "small.yaml"), *settings, "--fail-on", "never"]) == 0
+    made = next((folder / "runs").iterdir())
+    (made / "report-at-the-end.html").write_bytes((made / "report.html").read_bytes())
+    return made
+
+
+def test_a_training_puts_its_worst_samples_with_their_maps_into_its_report(gradwatch, run):
+    report = (run / "report-at-the-end.html").read_text()
+    alone = json.loads(gradwatch("attribute", run, "--worst", "1", "--format", "json").out)["maps"][0]
+
+    assert '<section id="maps"' in report
+    assert report.count('src="data:image/png;base64,') >= 2
+    assert f"sample {alone['sample']}: label {alone['label']}" in report
 
 
 def test_the_worst_samples_come_in_the_order_of_their_losses(gradwatch, run):
@@ -49,6 +66,19 @@ def test_html_is_one_file_in_the_run_that_loads_nothing(gradwatch, run):
     assert "sample 3: label" in page
     assert "completeness" in page
     assert '<section id="maps"' in (run / "report.html").read_text()
+
+
+def test_without_captum_the_report_says_how_to_get_the_maps(run, tmp_path, monkeypatch, capsys):
+    shutil.copytree(run, tmp_path / "run")
+    recorded = load_run(tmp_path / "run")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+
+    add_worst_samples(tmp_path / "run", recorded.history, recorded.diagnoses, count=2)
+
+    report, way_out = (tmp_path / "run" / "report.html").read_text(), "pip install 'gradwatch[attribute]'"
+    assert way_out in html.unescape(report)
+    assert f"gradwatch attribute {tmp_path / 'run'} --worst 2 --format html" in report
+    assert "the package captum is not installed" in capsys.readouterr().err
 
 
 TEXT = """\

@@ -38,6 +38,11 @@ class RunSection(Section):
         default=False, description="Pin Python, NumPy, torch, CUDA and the choice of algorithms, for equal results."
     )
     out: Annotated[Path, Strict(False)] = Field(default=Path("runs"), description="Folder for the run directory.")
+    worst_samples: Count = Field(
+        default=0,
+        description="Samples with the largest validation loss at the end, whose maps by `gradwatch attribute` stand in "
+        "report.html; needs the package captum.",
+    )
 
     @field_validator("out")
     @classmethod

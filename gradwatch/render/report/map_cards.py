@@ -58,7 +58,7 @@ class MapCard:
 @final
 @dataclass(frozen=True, slots=True)
 class MapCards:
-    """Maps of samples under one title."""
+    """Maps of samples under one title, which without maps says why there are none."""
 
     title: str
     cards: Sequence[MapCard]

@@ -84,7 +84,7 @@ def page(
 def _maps(maps: MapCards) -> str:
     return (
         '<section id="maps" aria-labelledby="maps-title"><h2 id="maps-title">What decides for samples</h2>'
-        f'<p class="hint">{escape(maps.title)}. {ABOUT}</p>{maps.to_html()}</section>'
+        f'<p class="hint">{escape(maps.title)}{f". {ABOUT}" if maps.cards else ""}</p>{maps.to_html()}</section>'
     )
 
 
