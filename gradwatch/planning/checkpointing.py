@@ -129,7 +129,7 @@ def _optimal_modules(planner: ConfigPlanner, budget: int, rows: Plan | None) -> 
             break
         tried.add(modules)
         if best is None or plan.peak_bytes <= budget or plan.peak_bytes < best.plan.peak_bytes:
-            text = f"recompute {plural(len(modules), 'module')} (the optimal choice)"
+            text = f"recompute {plural(len(modules), 'module')} (optimal)"
             best = RecomputeChoice(name="optimal", setting={"modules": list(modules)}, text=text, plan=plan)
         fits, exceeds = (limit, exceeds) if plan.peak_bytes <= budget else (fits, limit)
         limit += budget - plan.peak_bytes
@@ -161,7 +161,7 @@ def _segments(planner: ConfigPlanner, budget: int) -> Iterator[RecomputeChoice]:
     for k in sorted(lengths, reverse=True):
         plan = _planned(planner, {"every": k})
         if plan and (best is None or plan.peak_bytes < best.plan.peak_bytes):
-            text = f"recompute segments of {plural(k, 'block')} (the best other `every`)"
+            text = f"recompute segments of {plural(k, 'block')} (best every k)"
             best = RecomputeChoice(name="every", setting={"every": k}, text=text, plan=plan)
         if plan and plan.peak_bytes <= budget:
             break
