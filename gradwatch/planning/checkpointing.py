@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 from gradwatch.config.sections.train import BlocksSection
 from gradwatch.config.sizes import parse_size
 from gradwatch.errors import GradwatchError
 from gradwatch.planning.recomputation import ModuleTree, cheapest_recomputation
 from gradwatch.planning.result import Plan
-from gradwatch.planning.training import ConfigPlanner
 from gradwatch.render.common.format import plural, shown_size
 from gradwatch.train.activation_checkpointing import sqrt_length
+
+if TYPE_CHECKING:
+    from gradwatch.planning.training import ConfigPlanner
 
 KEY = "train.activation_checkpointing"
 MAX_LIMITS = 6
 """Limits to try for the saved activations: the peak of a choice shows how far its limit was off."""
 MAX_LENGTHS = 5
 """Lengths of segments to try beside sqrt(n), those closest to it, which needs the least memory of equal blocks."""
+
+
+class Planner(Protocol):
+    """Plans a training step as it is, and with other settings."""
+
+    blocks: tuple[str, ...]
+
+    def plan(self, changes: Mapping[str, Any] | None = None) -> Plan:
+        """Return the plan of the step with some settings by dotted key, or raise a GradwatchError."""
+        ...
 
 
 @final
@@ -45,13 +57,11 @@ class RecomputeChoice:
         return {KEY: self.setting}
 
 
-def checkpointing_choices(
-    planner: ConfigPlanner, budget: int, *, rows: Plan | None = None
-) -> Iterator[RecomputeChoice]:
+def checkpointing_choices(planner: Planner, budget: int, *, rows: Plan | None = None) -> Iterator[RecomputeChoice]:
     """Yield the choices for a budget: sqrt, the best other `every`, keeping matrix products, and the optimal modules.
 
     Args:
-        planner: Plans the config, which recomputes nothing by itself and exceeds the budget.
+        planner: Plans the step, which recomputes nothing by itself.
         budget: Bytes that the training may take. A choice that does not meet it is the one that comes closest.
         rows: Measured plan, whose times are the cost of each module; by default, its work is.
     """
@@ -60,11 +70,11 @@ def checkpointing_choices(
     yield from _optimal_modules(planner, budget, rows)
 
 
-def cheapest_choice(planner: ConfigPlanner, budget: int) -> RecomputeChoice | None:
+def cheapest_choice(planner: Planner, budget: int) -> RecomputeChoice | None:
     """Return the choice that fits into a budget with the least work, or None if none fits.
 
     Args:
-        planner: Plans the config, which recomputes nothing by itself.
+        planner: Plans the step, which recomputes nothing by itself.
         budget: Bytes that the training may take.
     """
     plain = planner.plan()
@@ -106,7 +116,7 @@ def settle(planner: ConfigPlanner) -> RecomputeChoice | None:
     return choice
 
 
-def _optimal_modules(planner: ConfigPlanner, budget: int, rows: Plan | None) -> Iterator[RecomputeChoice]:
+def _optimal_modules(planner: Planner, budget: int, rows: Plan | None) -> Iterator[RecomputeChoice]:
     """Yield the cheapest choice of modules whose plan fits, or if none does, the one with the lowest peak.
 
     What the step needs beside its saved activations differs from choice to choice. So the limit of the activations
@@ -139,7 +149,7 @@ def _optimal_modules(planner: ConfigPlanner, budget: int, rows: Plan | None) -> 
         yield best
 
 
-def _without_matmuls(planner: ConfigPlanner) -> Iterator[RecomputeChoice]:
+def _without_matmuls(planner: Planner) -> Iterator[RecomputeChoice]:
     """Yield the choice that recomputes all blocks but keeps their matrix products, if the blocks can run twice."""
     setting = {"modules": list(planner.blocks), "save": "matmuls"}
     text = "recompute the blocks, but keep their matrix products"
@@ -147,7 +157,7 @@ def _without_matmuls(planner: ConfigPlanner) -> Iterator[RecomputeChoice]:
         yield RecomputeChoice(name="save-matmuls", setting=setting, text=text, plan=plan)
 
 
-def _segments(planner: ConfigPlanner, budget: int) -> Iterator[RecomputeChoice]:
+def _segments(planner: Planner, budget: int) -> Iterator[RecomputeChoice]:
     """Yield segments of sqrt(n) blocks, and of other lengths the longest that fits, or the one with the lowest peak.
 
     The longer the segments, the fewer blocks are recomputed, because the last segment is not.
@@ -169,7 +179,7 @@ def _segments(planner: ConfigPlanner, budget: int) -> Iterator[RecomputeChoice]:
         yield best
 
 
-def _planned(planner: ConfigPlanner, setting: Any) -> Plan | None:
+def _planned(planner: Planner, setting: Any) -> Plan | None:
     try:
         return planner.plan({KEY: setting})
     except GradwatchError:  # the blocks cannot be grouped, or a module cannot run twice

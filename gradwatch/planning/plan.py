@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from gradwatch.config.sizes import parse_size
 from gradwatch.errors import GradwatchError, raised
+from gradwatch.planning.loop_planner import LoopPlanner
 from gradwatch.planning.result import Plan
 from gradwatch.planning.stand_ins import StandIns, replaced
 from gradwatch.planning.trace import trace
@@ -19,7 +23,11 @@ from gradwatch.state.rng import preserved_random_state
 
 
 def plan(
-    model: nn.Module, step: Callable[..., Any], *batch: Any, optimizer: torch.optim.Optimizer | None = None
+    model: nn.Module,
+    step: Callable[..., Any],
+    *batch: Any,
+    optimizer: torch.optim.Optimizer | None = None,
+    budget: int | str | None = None,
 ) -> Plan:
     """Return the memory that a training step needs, before it runs.
 
@@ -33,39 +41,65 @@ def plan(
             makes them. Gradients are cleared before each step.
         batch: Parts of the batch.
         optimizer: Makes the update; if None, the plan ends with the backward pass.
+        budget: Bytes that the step may take, or a size such as `8GB`. If the step takes more, the plan has in
+            `recomputations` which modules to recompute.
 
     Returns:
         The peak, its parts, and a row for each module.
 
     Raises:
-        GradwatchError: The step cannot be traced, and the model has no data to run it with.
+        GradwatchError: The step cannot be traced, and the model has no data to run it with; or a mistake in the call.
     """
     if not isinstance(model, nn.Module):
         raise GradwatchError(f"plan: model is a {type(model).__name__}, expected an nn.Module")
     if not callable(step):
         raise GradwatchError(f"plan: step is a {type(step).__name__}, expected a function of the batch")
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    stand_ins = StandIns(mode)
-    device = _device(model)
+    limit = None if budget is None else parse_size(str(budget), key="plan: budget")
+    trace_step = functools.partial(_traced, model, step, batch, optimizer)
     try:
-        with preserved_random_state(), replaced(model, optimizer, stand_ins.of):
-            inputs = stand_ins.of_all(batch)
-            run = _whole_step(model, step, inputs, optimizer)
-            return trace(
-                run,
-                batch=inputs,
-                model=model,
-                optimizer=optimizer,
-                device=device,
-                mode=mode,
-                has_device_memory=device.type == "cuda",
-            )
+        found = trace_step()
     except Exception as error:  # a step may do anything that a tensor without data does not allow
         reason = raised(error)
         if any(tensor.is_meta for tensor in model.parameters()):
             raise GradwatchError(
                 f"plan: the step cannot be traced without data, and the model has none: {reason}"
             ) from error
+        found = _run(model, step, batch, optimizer, reason=reason)
+    if limit is None or not found.is_traced:  # each choice would have to run
+        return found
+    return replace(found, recomputations=LoopPlanner(model, found, trace_step).recomputations(limit))
+
+
+def _traced(
+    model: nn.Module, step: Callable[..., Any], batch: tuple[Any, ...], optimizer: torch.optim.Optimizer | None
+) -> Plan:
+    """Return the plan of a step that is traced without data."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    stand_ins = StandIns(mode)
+    device = _device(model)
+    with preserved_random_state(), replaced(model, optimizer, stand_ins.of):
+        inputs = stand_ins.of_all(batch)
+        return trace(
+            _whole_step(model, step, inputs, optimizer),
+            batch=inputs,
+            model=model,
+            optimizer=optimizer,
+            device=device,
+            mode=mode,
+            has_device_memory=device.type == "cuda",
+        )
+
+
+def _run(
+    model: nn.Module,
+    step: Callable[..., Any],
+    batch: tuple[Any, ...],
+    optimizer: torch.optim.Optimizer | None,
+    *,
+    reason: str,
+) -> Plan:
+    """Return the plan of a step that is run with real tensors."""
+    device = _device(model)
     with preserved_random_state(), _preserved(model, optimizer):
         run = _whole_step(model, step, batch, optimizer)
         note = f"the step cannot be traced without data, so it was run ({reason})"

@@ -78,6 +78,31 @@ class ModuleRow:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recomputation:
+    """A choice of what a step recomputes in its backward pass instead of keeping it.
+
+    Args:
+        name: `optimal`: the modules that cost least, by dynamic programming. `sqrt` and `every`: segments of blocks.
+            `save-matmuls`: the blocks, but for their matrix products.
+        text: The choice in words.
+        setting: The choice as `train.activation_checkpointing` of a config takes it, such as `{"modules": [...]}`.
+        peak_bytes: Peak of the step with it.
+        saved_bytes: Bytes by which the peak falls.
+        extra_work: Work of the step that comes on top, relative to that without the choice.
+        fits: Whether the peak is within the budget.
+    """
+
+    name: str
+    text: str
+    setting: Any
+    peak_bytes: int
+    saved_bytes: int
+    extra_work: float
+    fits: bool
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The memory of one training step, in the state that the second and every later step begins with.
 
@@ -96,6 +121,7 @@ class Plan:
         is_traced: Whether the step was traced without data, not run.
         notes: Sentences on what the plan leaves out.
         shared_peaks: Peaks for the fractions of the parts that the trace was asked for.
+        recomputations: What can be recomputed for the budget that was asked for, those that fit and cost least first.
     """
 
     peak_bytes: int
@@ -111,6 +137,7 @@ class Plan:
     host_bytes: int = 0
     notes: tuple[str, ...] = field(default=())
     shared_peaks: tuple[float, ...] = field(default=())
+    recomputations: tuple[Recomputation, ...] = field(default=())
 
     @property
     def work(self) -> float:

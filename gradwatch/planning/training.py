@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
@@ -26,7 +26,7 @@ from gradwatch.planning.trace import trace
 from gradwatch.render.common.format import shown_size
 from gradwatch.state.rng import preserved_random_state
 from gradwatch.train.activation_offloading import HOST_IS_DEVICE, except_weights
-from gradwatch.train.blocks import outermost_containers
+from gradwatch.train.blocks import block_names
 from gradwatch.train.step import Batch
 from gradwatch.train.training_state import TrainingState
 
@@ -71,7 +71,7 @@ class ConfigPlanner:
             training.end_workers()
         self.has_device_memory = bool(self._on_cpu) or training.device.type not in HOST_IS_DEVICE
         self.samples = training.data.samples
-        self.blocks = _blocks(training.model)
+        self.blocks = block_names(training.model)
         self.trainable = [p for p in training.model.parameters() if p.requires_grad]
         self.has_batch_norm = any(isinstance(module, _BatchNorm) for module in training.model.modules())
         self._plans: dict[str, Plan] = {}
@@ -260,9 +260,3 @@ def _left_out(training: TrainingState) -> list[str]:
                 "host memory (watch.record)"
             )
     return notes
-
-
-def _blocks(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of the blocks of a model, in the order of the model."""
-    names = {module: name for name, module in model.named_modules()}
-    return tuple(names[block] for container in outermost_containers(model) for block in container)

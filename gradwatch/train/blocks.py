@@ -17,3 +17,9 @@ def outermost_containers(model: nn.Module) -> Iterator[nn.Sequential | nn.Module
             yield child
         else:
             yield from outermost_containers(child)
+
+
+def block_names(model: nn.Module) -> tuple[str, ...]:
+    """Return the names of the blocks of a model, in the order of the model."""
+    names = {module: name for name, module in model.named_modules()}
+    return tuple(names[block] for container in outermost_containers(model) for block in container)

@@ -98,6 +98,16 @@ def test_the_methods_agree_with_weight_times_input_on_a_linear_model():
     torch.testing.assert_close(attribute(model, x, 2, method="saliency").values, model.weight.detach()[2:3].abs())
 
 
+def test_grad_cam_weighs_the_channels_of_a_convolution_by_their_mean_gradient():
+    convolution, head = nn.Conv2d(1, 1, 1, bias=False), nn.Linear(16, 1, bias=False)
+    nn.init.constant_(convolution.weight, 2.0)
+    sample = torch.rand(1, 1, 4, 4)
+
+    found = attribute(nn.Sequential(convolution, nn.Flatten(), head), sample, 0, method="gradcam")
+
+    torch.testing.assert_close(found.values, head.weight.mean().detach() * 2 * sample)
+
+
 @pytest.mark.parametrize("method", ["saliency", "occlusion"])
 def test_a_local_map_of_a_saturated_score_misleads_and_says_so(method):
     result = attribute(Saturated(), SATURATED, method=method)

@@ -94,6 +94,16 @@ def found(write, *overrides):
             "schedule.name: CosineAnnealingLR has no effect: its warm-up of 5 epochs fills all 5 of train.epochs",
             "set schedule.warmup_steps below that",
         ),
+        (
+            ["run.worst_samples=4", "sinks.html.enabled=false"],
+            "run.worst_samples: has no effect: maps stand in report.html, and sinks.html.enabled is false",
+            "remove one of them",
+        ),
+        (
+            ["run.worst_samples=4", "train.parallel=ddp"],
+            "run.worst_samples: has no effect: the maps of a training on several ranks are not made",
+            "remove it",
+        ),
         (["schedule.per=epoch"], "schedule.per: has no effect without a schedule", "set schedule.name"),
         (
             ["train.eval_every=500"],

@@ -146,7 +146,7 @@ def test_an_empty_mapping_misses_what_it_needs(write):
         ("run.seed=-1", "run.seed: got -1, expected a whole number of at least 0 and below 4294967296"),
         ("run.name=a/b", "run.name: got 'a/b', expected text without slashes, and not only dots"),
         ("run.out=3", "run.out: got 3, expected a path"),
-        ("run=fast", "run: got 'fast', expected a mapping with name, seed, deterministic, out"),
+        ("run=fast", "run: got 'fast', expected a mapping with name, seed, deterministic, out, worst_samples"),
         ("model=mlp", "model: got 'mlp', expected a mapping such as {name: mlp, depth: 3}"),
         ("model.depth=two", "model.depth: got 'two', expected a whole number"),
         ("model.shape=[1]", "model.shape: got [1], expected a list of 2, each a whole number"),

@@ -203,3 +203,32 @@ def test_mistakes_in_the_call_are_named():
     model = mlp(device="meta")
     with pytest.raises(GradwatchError, match="the model has none"):
         gradwatch.plan(model, lambda x: model(x).sum() if model(x).sum() > 0 else None, torch.zeros(2, 64))
+
+
+class Deep(nn.Module):
+    """Four equal blocks, whose activations are most of the memory of a step."""
+
+    def __init__(self, width=32):
+        super().__init__()
+        wide = 4 * width
+        self.blocks = nn.Sequential(
+            *(nn.Sequential(nn.Linear(width, wide), nn.GELU(), nn.Linear(wide, width)) for _ in range(4))
+        )
+
+    def forward(self, x):
+        return self.blocks(x)
+
+
+def test_with_a_budget_the_plan_has_the_optimal_modules_to_recompute_beside_the_simple_choices():
+    model, inputs = Deep(), torch.zeros(512, 32)
+    plain = gradwatch.plan(model, model, inputs)
+
+    found = gradwatch.plan(model, model, inputs, budget=plain.peak_bytes * 3 // 4).recomputations
+
+    by_name = {one.name: one for one in found}
+    assert {"optimal", "sqrt", "every"} <= set(by_name)
+    assert all(one.peak_bytes + one.saved_bytes == plain.peak_bytes for one in found)
+    assert found[0].fits
+    assert by_name["optimal"].extra_work == min(one.extra_work for one in found if one.fits)
+    assert by_name["every"].extra_work > by_name["sqrt"].extra_work > 0  # three blocks, and two
+    assert gradwatch.plan(model, model, inputs, budget="1TB").to_json() == plain.to_json(), "the model is as it was"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MAX_ROWS = 20
 """Modules to print; the others are in the JSON."""
 
-NO_BATCH = "no batch fits, not even one sample: a smaller model is needed, or one of these changes"
+NO_BATCH = "no data.batch_size fits, not even one sample"
 NO_CHANGE = "none of these fits, not even all of them together: a smaller model or more memory is needed"
 
 
