@@ -1,16 +1,22 @@
 """Draw the pictures of the README from real runs: `python scripts/tools/make_pictures.py`, into .github/pictures/.
 
-The terminal pictures are exported by rich as SVG. The report is photographed in a headless chromium, which must be
-installed; the picture of TensorBoard is taken by hand.
+The terminal pictures are exported by rich as SVG. The report and TensorBoard are photographed in a headless chromium,
+which must be installed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import re
 import shutil
+import subprocess
+import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from PIL import Image
 from rich.console import Console
@@ -30,11 +36,21 @@ from gradwatch.replay.locate_in_run import locate_in_run
 from gradwatch.replay.rerun import rerun
 from gradwatch.train.loop import train
 
+if TYPE_CHECKING:
+    from selenium.webdriver.remote.webdriver import WebDriver
+
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / ".github" / "pictures"
 WIDTH = 100
 RUNS = Path("runs")
 """Folder of the runs, relative as in the commands of the README, so that the pictures show such paths."""
+
+
+SHOWN_RUNS = ("quickstart.yaml", "clinic/vanishing-gradient.yaml", "clinic/dead-relu.yaml", "clinic/no-gradient.yaml")
+"""Configs of the runs in the picture of TensorBoard."""
+COUNT_PICTURES = "return [...document.images].filter(image => image.naturalWidth > 99).length"
+LOADING_S = 120.0
+"""Seconds until TensorBoard must show the pictures of its runs."""
 
 
 def run(config: str) -> History:
@@ -85,22 +101,30 @@ def draw_summary(history: History, name: str, *, title: str) -> None:
     console.save_svg(str(PICTURES / f"{name}.svg"), title=title)
 
 
-def photograph_report(history: History) -> None:
-    """Photograph the report of a run in a headless chromium: its findings on the left, its layers on the right."""
+@contextlib.contextmanager
+def browser_of(width: int, height: int) -> Iterator[WebDriver]:
+    """Start a headless chromium with a window of some size."""
     from selenium import webdriver
-    from selenium.webdriver.common.action_chains import ActionChains
 
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium") or ""
     for flag in ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"):
         options.add_argument(flag)
     service = webdriver.ChromeService(executable_path=shutil.which("chromedriver") or "")
-    width, height = 1000, 1300
-    with tempfile.TemporaryDirectory() as folder, webdriver.Chrome(options=options, service=service) as browser:
-        path = Path(folder) / "report.html"
-        write_report(path, history, diagnose(history))
+    with webdriver.Chrome(options=options, service=service) as browser:
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        yield browser
+
+
+def photograph_report(history: History) -> None:
+    """Photograph the report of a run: its findings on the left, its layers on the right."""
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    width, height = 1000, 1300
+    with tempfile.TemporaryDirectory() as folder, browser_of(width, height) as browser:
+        path = Path(folder) / "report.html"
+        write_report(path, history, diagnose(history))
         browser.get(path.as_uri())
         left = browser.get_screenshot_as_png()
         browser.execute_script("document.getElementById('layers').scrollIntoView()")
@@ -113,8 +137,37 @@ def photograph_report(history: History) -> None:
     both.save(PICTURES / "report.webp", quality=82, method=6)
 
 
+@contextlib.contextmanager
+def tensorboard(logdir: Path) -> Iterator[str]:
+    """Start TensorBoard on a folder at a free port, and yield its address."""
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(logdir), "--port", "0", "--load_fast", "false"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            yield next(found[0] for line in process.stderr if (found := re.search(r"http://\S+", line)))
+        finally:
+            process.terminate()
+
+
+def photograph_tensorboard() -> None:
+    """Photograph the pictures of gradients by layer and step of four runs in TensorBoard."""
+    logdir = Path("shown")
+    for config in SHOWN_RUNS:
+        overrides = [f"run.out={logdir}", "sinks.terminal.enabled=false", "sinks.html.enabled=false"]
+        directory = train(load_config(Path("configs") / config, overrides)).directory
+        directory.rename(logdir / Path(config).stem)
+    with tensorboard(logdir) as address, browser_of(1400, 700) as browser:
+        browser.get(f"{address}?tagFilter=gradients%2Fby_layer_and_step#timeseries")
+        deadline = time.monotonic() + LOADING_S
+        while browser.execute_script(COUNT_PICTURES) < len(SHOWN_RUNS):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"TensorBoard has not shown the pictures of {len(SHOWN_RUNS)} runs")
+            time.sleep(0.5)
+        browser.save_screenshot(str(PICTURES / "tensorboard.png"))
+
+
 def main() -> None:
-    """Draw the live view and the report of an ill run, the diagnosis of another, and the summary of a healthy one."""
+    """Draw the live view, the report, a diagnosis and TensorBoard of ill runs, and the summary of a healthy one."""
     PICTURES.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         shutil.copytree(ROOT / "configs", "configs")
@@ -126,6 +179,7 @@ def main() -> None:
         vanishing = run("clinic/vanishing-gradient.yaml")
         draw_live(vanishing, step=40)
         photograph_report(vanishing)
+        photograph_tensorboard()
 
 
 if __name__ == "__main__":
