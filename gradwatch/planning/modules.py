@@ -103,7 +103,9 @@ class ModuleRecorder:
             row = self.rows[name]
             row.inputs = row.inputs or _shapes(inputs)
             row.input_bytes += self._ledger.unsaved_bytes(inputs)
-            row.order, row.is_repeatable = (self._calls, True) if row.order < 0 else (row.order, False)
+            # a recomputation passes each argument as a tensor of its own, and attention asks whether they are the same
+            are_distinct = len({id(tensor) for tensor in inputs}) == len(inputs)
+            row.order, row.is_repeatable = (self._calls, are_distinct) if row.order < 0 else (row.order, False)
             self._calls += 1
             self._stack.append(
                 _Call(

@@ -39,7 +39,7 @@ class ModuleRow:
         forward_ms: Time of its forward pass; nan if the step was traced without data.
         backward_ms: Time of its backward pass, as `forward_ms`.
         order: Number of its first call among the calls of all modules; -1 if it was not called.
-        is_repeatable: Whether it was called once, and left its inputs as they were.
+        is_repeatable: Whether it was called once, with distinct tensors, and left its inputs as they were.
     """
 
     name: str

@@ -232,3 +232,16 @@ def test_with_a_budget_the_plan_has_the_optimal_modules_to_recompute_beside_the_
     assert by_name["optimal"].extra_work == min(one.extra_work for one in found if one.fits)
     assert by_name["every"].extra_work > by_name["sqrt"].extra_work > 0  # three blocks, and two
     assert gradwatch.plan(model, model, inputs, budget="1TB").to_json() == plain.to_json(), "the model is as it was"
+
+
+def test_a_module_that_is_given_one_tensor_twice_is_not_recomputed_alone():
+    # torch computes queries, keys and values in one product if they come from the same tensor
+    layer = nn.TransformerEncoderLayer(16, 2, dim_feedforward=16, batch_first=True)
+    model, inputs = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False), torch.zeros(8, 16, 16)
+    plain = gradwatch.plan(model, model, inputs)
+
+    found = gradwatch.plan(model, model, inputs, budget=plain.peak_bytes * 4 // 5).recomputations
+
+    (optimal,) = [one for one in found if one.name == "optimal"]
+    assert optimal.fits
+    assert not any(name.endswith("self_attn") for name in optimal.setting["modules"])
