@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,6 +51,7 @@ RUNS = Path("runs")
 
 SHOWN_RUNS = ("quickstart.yaml", "clinic/vanishing-gradient.yaml", "clinic/dead-relu.yaml", "clinic/no-gradient.yaml")
 """Configs of the runs in the picture of TensorBoard."""
+SHOWN_TAG = "gradients/by_layer_and_step"
 COUNT_PICTURES = "return [...document.images].filter(image => image.naturalWidth > 99).length"
 LOADING_S = 120.0
 """Seconds until TensorBoard must show the pictures of its runs."""
@@ -156,14 +160,25 @@ def photograph_tensorboard() -> None:
         overrides = [f"run.out={logdir}", "sinks.terminal.enabled=false", "sinks.html.enabled=false"]
         directory = train(load_config(Path("configs") / config, overrides)).directory
         directory.rename(logdir / Path(config).stem)
-    with tensorboard(logdir) as address, browser_of(1400, 700) as browser:
-        browser.get(f"{address}?tagFilter=gradients%2Fby_layer_and_step#timeseries")
-        deadline = time.monotonic() + LOADING_S
-        while browser.execute_script(COUNT_PICTURES) < len(SHOWN_RUNS):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"TensorBoard has not shown the pictures of {len(SHOWN_RUNS)} runs")
-            time.sleep(0.5)
+    with tensorboard(logdir) as address, browser_of(1400, 875) as browser:
+
+        def has_read_all() -> bool:
+            with urllib.request.urlopen(f"{address}data/plugin/images/tags") as answer:
+                return sum(SHOWN_TAG in tags for tags in json.load(answer).values()) == len(SHOWN_RUNS)
+
+        wait_until(has_read_all)  # before the page asks, which asks once
+        browser.get(f"{address}?tagFilter={urllib.parse.quote(SHOWN_TAG, safe='')}#timeseries")
+        wait_until(lambda: browser.execute_script(COUNT_PICTURES) >= len(SHOWN_RUNS))
         browser.save_screenshot(str(PICTURES / "tensorboard.png"))
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait until a condition holds."""
+    deadline = time.monotonic() + LOADING_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"TensorBoard has not shown the pictures of {len(SHOWN_RUNS)} runs")
+        time.sleep(0.5)
 
 
 def main() -> None:

@@ -95,11 +95,6 @@ def found(write, *overrides):
             "set schedule.warmup_steps below that",
         ),
         (
-            ["run.worst_samples=4", "sinks.html.enabled=false"],
-            "run.worst_samples: has no effect: maps stand in report.html, and sinks.html.enabled is false",
-            "remove one of them",
-        ),
-        (
             ["run.worst_samples=4", "train.parallel=ddp"],
             "run.worst_samples: has no effect: the maps of a training on several ranks are not made",
             "remove it",
