@@ -48,6 +48,7 @@ class CauseId(enum.StrEnum):
     TARGETS_OUT_OF_RANGE = "targets-out-of-range"
     UNDIVIDED_SCORES = "undivided-scores"
     ATTENTION_LOGITS = "attention-logits"
+    UNBALANCED_ROUTER = "unbalanced-router"
     ENTROPY_ADDED = "entropy-added"
     UNREGISTERED_LAYERS = "unregistered-layers"
     UNBALANCED_TASKS = "unbalanced-tasks"
@@ -664,6 +665,21 @@ CAUSES: tuple[Cause, ...] = (
         confirm="Run the same steps at a tenth of the rate, or with normalized queries and keys: logits stay small.",
         remedies=("lower_rate", "normalize_queries"),
         source="Wortsman et al. 2023, https://arxiv.org/abs/2309.14322, sec. 3.1",
+    ),
+    Cause(
+        id=CauseId.UNBALANCED_ROUTER,
+        name="a router that nothing balances",
+        leads={"dead-layer": 12},
+        explains={"no-gradient": 3, "rising-sparsity": 2, "saturated-activation": 2, "loss-plateau": 1.5},
+        requires=frozenset({Condition.UNUSED_EXPERTS}),
+        because=(
+            "An expert that is chosen learns and is chosen more often, so a router converges to the same few experts "
+            "unless a loss or a bias balances the load. A high rate and large logits make it faster."
+        ),
+        confirm="Print the share of tokens of each expert, with and without a loss that balances them.",
+        remedies=("balance_experts", "calm_router"),
+        source="Shazeer et al. 2017, https://arxiv.org/abs/1701.06538, sec. 4; Fedus et al. 2021, "
+        "https://arxiv.org/abs/2101.03961, sec. 2.2; Zoph et al. 2022, https://arxiv.org/abs/2202.08906, sec. 3.3",
     ),
     Cause(
         id=CauseId.UNREGISTERED_LAYERS,

@@ -157,6 +157,9 @@ class Condition(enum.Enum):
     SHUT = enum.auto()
     """The finding concerns an activation with an output near zero for every sample."""
 
+    UNUSED_EXPERTS = enum.auto()
+    """The finding concerns a router that sends no token to most of its experts."""
+
     ZERO_WEIGHTS = enum.auto()
     """Most weight matrices started at zero."""
 

@@ -216,6 +216,16 @@ KNOWN: dict[str, Build] = {
         "normalize queries and keys before their product (QK-norm)",
         "queries, keys = (torch.nn.functional.rms_norm(x, x.shape[-1:]) for x in (queries, keys))",
     ),
+    "balance_experts": _either(
+        "add a load-balancing loss for {where}, at a hundredth of the loss: the share of each expert times its mean "
+        "probability",
+        "share = torch.nn.functional.one_hot(chosen, num_experts).float().mean(0)\n"
+        "loss = loss + 0.01 * num_experts * (share * probabilities.mean(0)).sum()",
+    ),
+    "calm_router": _either(
+        "keep the logits of {where} small (router z-loss), and give it a lower learning rate or a longer warm-up",
+        "loss = loss + 1e-3 * router_logits.logsumexp(-1).square().mean()",
+    ),
     "single_unit": _either(
         "use a sigmoid with BCEWithLogitsLoss on a single output unit, or a softmax over all classes"
     ),

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gradwatch.detect.features.routing import routings
 from gradwatch.history.store import History
 from gradwatch.records import Quantity
 
@@ -47,5 +48,6 @@ def most_silent(history: History) -> SilentModule | None:
     if not history.info.activations or not len(history.act.steps(1)):
         return None
     fraction_A = history.act.newest("act.silent") / history.act.newest("act.units")
+    fraction_A[list(routings(history))] = 0  # experts are no units that fire
     # nan would win `argmax`
     return silent_units(history, int(np.argmax(np.nan_to_num(fraction_A))))

@@ -18,8 +18,19 @@ from gradwatch.detect.features.robust_stats import Floats, median
 from gradwatch.detect.features.scope import affected_modules
 from gradwatch.detect.features.structure import matrix_rms, structure_of
 from gradwatch.detect.gradients.dead_layer_rules.cliff import find_cliffs, gap_below_median
-from gradwatch.detect.gradients.dead_layer_rules.examples import make_collapsed_router, make_faded
-from gradwatch.detect.gradients.dead_layer_rules.experts import comes_and_goes, live_frac_of_siblings
+from gradwatch.detect.gradients.dead_layer_rules.collapsed_router import (
+    UNUSED,
+    CollapsedRouter,
+    describe_router,
+    find_collapsed_routers,
+    used_experts_since,
+)
+from gradwatch.detect.gradients.dead_layer_rules.examples import make_collapsed_router, make_faded, make_routed
+from gradwatch.detect.gradients.dead_layer_rules.experts import (
+    comes_and_goes,
+    live_frac_of_siblings,
+    router_of,
+)
 from gradwatch.detect.gradients.dead_layer_rules.faded import find_faded
 from gradwatch.detect.gradients.dead_layer_rules.frozen import find_frozen
 from gradwatch.events import SIDE_BY_SIDE
@@ -59,35 +70,50 @@ class DeadLayer:
     Example: `torch.sigmoid(gate - 20) * branch(x)`, whose gate is closed.
 
     What to do: check what multiplies the layer: a gate with an extreme bias, a frozen normalization scale of zero, a
-    saturated activation, units that died after a large step.
+    saturated activation, units that died after a large step. For a router, add a load-balancing loss and a router
+    z-loss, or a bias on its choice that follows the load; lower its learning rate.
 
     When it is wrong: a branch whose gate opens late; an expert that is rarely chosen (info). See no-gradient for
     gradients that are None.
 
-    When it is withdrawn: the layer had a gradient, at most `decades` - 1 below the median layer, for 20 steps in a row.
+    When it is withdrawn: the layer had a gradient, at most `decades` - 1 below the median layer, for 20 steps in a row;
+    a router used more experts in each of 5 samples in a row.
 
     How it is detected: (1) Frozen tensors: their gradient was not zero before, and is exactly zero at each of the
     newest `steps` steps. More than half of the others have a gradient. (2) Tiny matrices: their gradient per element
     (root mean square, median over the window) is `decades` below the median of all weight matrices. On one side a cliff
     of `decades` - 1 leads to the next layer. Vanishing gradients are as small, but have a slope and no cliff. (3)
     Layers out of use: the steps at which a layer has a gradient, None or not, get rarer from third to third, and for
-    `gone` steps there was none. A rate of stochastic depth that rises to 1 does so.
+    `gone` steps there was none. A rate of stochastic depth that rises to 1 does so. (4) Routers: at all samples of
+    `gone` steps or more, with `tokens` tokens per expert, the same experts got no token, more than `unused` of them. A
+    router is a product with a matrix whose largest or gathered outputs weight the outputs of other matrices; names play
+    no part. Routers in compiled or checkpointed regions are not seen, nor those that weight experts by a mask or
+    `einsum`.
 
     Exceptions to the rules: a branch whose gate starts near zero and opens late. An expert that is hardly ever chosen
     comes and goes (info), until it has been away for longer than chance explains (a share of the error budget). The
     autograd graph may show modules that are built alike side by side, as experts are. A dead one is for information
-    until half of them are dead. Then the router has collapsed, however confident its softmax is. A gradient that is
-    None from one step to the next is a choice of the training loop and does not count here (see no-gradient). If all
-    layers go to zero together, the loss is zero: a hinge that is satisfied, or a fit without noise.
+    until half of them are dead. Then the router has collapsed, however confident its softmax is, and if its choice is
+    watched, it is named in one finding with its experts. A gradient that is None from one step to the next is a choice
+    of the training loop and does not count here (see no-gradient). If all layers go to zero together, the loss is zero:
+    a hinge that is satisfied, or a fit without noise.
 
     Source: Huang et al. 2016, https://arxiv.org/abs/1603.09382, sec. 3, on rates of stochastic depth; Srivastava et al.
     2015, "Highway networks", sec. 2.2 on gate biases, https://arxiv.org/abs/1505.00387; He et al. 2015,
-    https://arxiv.org/abs/1502.01852, sec. 2.2 on how much gradients differ between healthy layers.
+    https://arxiv.org/abs/1502.01852, sec. 2.2 on how much gradients differ between healthy layers; Shazeer et al. 2017,
+    https://arxiv.org/abs/1701.06538, sec. 4, on routers that converge to the same few experts; Fedus et al. 2021,
+    https://arxiv.org/abs/2101.03961, sec. 2.2, and Zoph et al. 2022, https://arxiv.org/abs/2202.08906, on losses that
+    balance experts and keep the logits of a router small.
 
     Args:
         every: Steps between two checks. 10: half of `steps`.
         steps: Newest steps at each of which it must hold. 20: zero-initialized branches have warmed up by then.
-        gone: Newest steps without a gradient for (3). 40: twice `steps`, as the layer came and went before.
+        gone: Newest steps without a gradient for (3), and without a token for (4). 40: twice `steps`, as the layer came
+            and went before.
+        unused: Share of the experts, 0..1, above which a router that sends them no token has collapsed. 0.5: with half
+            of its experts, a mixture still chooses.
+        tokens: Tokens per expert in the samples of (4). 32: an expert with a tenth of an even share is missed in 4 % of
+            cases, and half of all experts together in far fewer.
         decades: Gap in powers of ten. 5: healthy layers stayed within 1.6 (`scripts/studies/false_alarms.py`); a
             float32 update 5 orders of magnitude smaller than its neighbors' is negligible.
     """
@@ -97,11 +123,15 @@ class DeadLayer:
     every: int = 10
     steps: int = 20
     gone: int = 40
+    unused: float = 0.5
+    tokens: int = 32
     decades: float = 5.0
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each module that has stopped learning."""
         yield from findings_of(self, history, find_faded(history, steps=self.gone, every=self.every, kind=self.kind))
+        collapsed = find_collapsed_routers(history, steps=self.gone, fraction=self.unused, tokens=self.tokens)
+        yield from (self._of_router(history, router) for router in collapsed)
         newest_L = history.param.newest("grad.l2")
         rms_M = matrix_rms(history, newest_L)
         if not len(rms_M) or rms_M.min() > rms_M.max() * 10**-self.decades or not rms_M.any():  # False for nan
@@ -120,6 +150,11 @@ class DeadLayer:
             if layer is None:
                 continue  # no layer learns: that is another fault, or success
             largest = float(np.fmax.reduce(l2_TL[:, group], axis=None))
+            severity = self._severity(history, layer, group, is_zero=largest == 0)
+            router = router_of(history, layer) if largest == 0 and severity > Severity.INFO else None
+            if router is not None:  # the router's fault, not that of each expert
+                yield self._of_router(history, describe_router(history, router, steps=self.steps))
+                continue
             what = "no longer gets any gradient" if largest == 0 else "gets almost no gradient"
             yield finding_of(
                 self,
@@ -134,12 +169,21 @@ class DeadLayer:
                     unit="orders of magnitude",
                 ),
                 layer=layer,
-                severity=self._severity(history, layer, group, is_zero=largest == 0),
+                severity=severity,
                 onset=start_of_state(_gaps(history, group) >= self.decades - 1, history.param.steps()),
             )
 
+    def _of_router(self, history: History, found: CollapsedRouter) -> Finding:
+        severity, layers = severity_after(history, self.kind, but=ROUTER_SYMPTOMS), (found.router, *found.experts)
+        return finding_of(
+            self, history, found.message, *found.evidence, layers=layers, severity=severity, onset=found.since
+        )
+
     def recovery(self, history: History, finding: Finding) -> Recovery | None:
-        """Return the first of `steps` steps in a row with a usual gradient."""
+        """Return the first of `steps` steps in a row with a usual gradient, or of 5 samples with more experts used."""
+        if any(quantity.key == UNUSED for quantity in finding.evidence):
+            end = used_experts_since(history, finding)
+            return None if end is None else Recovery(end, "more experts got tokens")
         usual_T = _gaps(history, tensors_of(history, finding)) < self.decades - 1
         end = start_of_state(usual_T, history.param.steps(), least=self.steps)
         return None if end is None else Recovery(end, "it got a gradient again")
@@ -181,6 +225,10 @@ class DeadLayer:
         )
         collapsed = make_collapsed_router()
         yield Example("nine of ten experts are no longer chosen", collapsed.history(), collapsed.names(range(2, 11)))
+        yield Example("a router sends no token to 40 of 64 experts", make_routed(unused=40).history(), ("gate",))
+        yield Example("to ten of 64 experts", make_routed(unused=10).history())
+        yield Example("to 40 of 64 experts in the first 30 steps", make_routed(unused=40, onset=0, end=30).history())
+        yield Example("to 40 of 64, in batches of 64 tokens", make_routed(unused=40, tokens=1).history())
         hinge = Synthetic(steps=120)
         hinge.grad_l2_TL[60:] = 0
         yield Example("the loss is zero, and with it every gradient", hinge.history())

@@ -18,6 +18,7 @@ from gradwatch.detect.features.consequences import is_consequence
 from gradwatch.detect.features.finding import finding_of, subject
 from gradwatch.detect.features.scope import affected_modules, joined_modules
 from gradwatch.detect.features.structure import structure_of
+from gradwatch.detect.gradients.dead_layer_rules.experts import router_of
 from gradwatch.detect.gradients.no_gradient_rules.reached import find_first_gradient, judged_tensors, reached_steps
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
@@ -57,7 +58,8 @@ class NoGradient:
     task). Freeze it with `requires_grad_(False)` and it does not count. The wait is five times as long if a gradient
     may still come. It may if other tensors come and go from step to step (experts, heads that train in turn), if the
     tensor looks like one of several experts, or while the rate warms up. A module of the same shape as tensors that
-    come and go is an expert that no sample was sent to (info). A bias with a gradient of zero whose weight has a
+    come and go is an expert that no sample was sent to (info), and so is an expert whose router is watched.
+    Tensors that a dead-layer names do not count. A bias with a gradient of zero whose weight has a
     gradient does reach the loss, which does not change when its outputs shift: a hinge, or a distance between two
     outputs (info). Zeros after a dead ReLU are reported as dead-relu, at the ReLU. If the loss
     itself is exactly 0, that is reported as loss-plateau. Zeros next to weights of zero that
@@ -96,6 +98,7 @@ class NoGradient:
         share_L = reached_TL[updated_T].mean(axis=0)
         in_turn_L = (share_L > 0) & (share_L < MAX_TURN_FRAC) & structure.is_trainable_L
         ill_L = structure.is_trainable_L & (share_L == 0) & ~_copies(history) & may_judge_L
+        ill_L &= ~_is_reported_dead(history)
         steps = int(updated_T.sum())
         if not ill_L.any():
             return
@@ -128,7 +131,9 @@ class NoGradient:
     ) -> Iterator[Finding]:
         is_harmless_L = np.zeros_like(ill_L)
         for _, group in affected_modules(history, ill_L, kind=self.kind):
-            is_routed = routed.issuperset(history.info.layers[i].shape for i in group)
+            is_routed = routed.issuperset(history.info.layers[i].shape for i in group) or all(
+                router_of(history, history.info.layers[i].name) is not None for i in group
+            )
             is_harmless = is_routed or (value != "None" and all(_is_cancelled(history, i) for i in group))
             is_harmless_L[group] = is_harmless or (value != "None" and is_consequence(history, self.kind))
         parts = [
@@ -211,6 +216,13 @@ def _make_unowned(*, copied: bool = False, moves: bool = False) -> History:
     made.info = replace(made.info, layers=layers)
     made.weight_l2_TL[:, 4] = (1.0 if copied else 0.9) * made.weight_l2_TL[0, 3] * (1 + 1e-4 * moves * made.t_T)
     return made.history()
+
+
+def _is_reported_dead(history: History) -> NDArray[np.bool_]:
+    """Return which tensors a collapsed router's finding, or another one of a dead layer, names already."""
+    named = [n for f in history.findings if f.kind == "dead-layer" and f.severity > Severity.INFO for n in f.names]
+    prefixes = tuple(f"{name}." for name in named)
+    return np.array([f"{layer.name}.".startswith(prefixes) for layer in history.info.layers], np.bool_)
 
 
 def _copies(history: History) -> NDArray[np.bool_]:

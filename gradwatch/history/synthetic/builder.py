@@ -121,6 +121,28 @@ class Synthetic(HealthyRun):
         self.info = replace(self.info, activations=tuple(acts))
         return self
 
+    def routed(self, act: int, *, unused: int, tokens: float, onset: int = 100, end: int | None = None) -> Self:
+        """Make a module the choice of the router `gate`. From `onset` to `end`, some of its experts get no token.
+
+        Args:
+            act: Index of the module, which has `width` experts.
+            unused: Number of experts without tokens; the others share them equally.
+            tokens: Tokens per expert in a sampled batch.
+            onset: First step of that state.
+            end: First step after it.
+        """
+        self.dead_frac_TA[:, act], self.act_mean_TA[:, act], self.act_std_TA[:, act] = 0.0, tokens, 0.1 * tokens
+        self.saturated_frac_TA[:, act] = np.nan
+        self.dead_frac_TA[onset:end, act] = unused / self.width
+        # equal shares of the rest: the mean square of the tokens is this multiple of their squared mean
+        self.act_std_TA[onset:end, act] = tokens * np.sqrt(self.width / (self.width - unused) - 1)
+        self.silent_TA[onset:end, act] = unused
+        self.silent_since_TA[onset:end, act] = onset if unused else np.nan
+        acts = list(self.info.activations)
+        acts[act] = replace(acts[act], name="gate.routing", module_type="Routing")
+        self.info = replace(self.info, activations=tuple(acts))
+        return self
+
     def warm_up(self, *, steps: int = 50, factor: float = 5.0) -> Self:
         """Raise the learning rate linearly over the first steps. Gradients start larger by a factor, then settle."""
         self.lr_T *= np.minimum((self.t_T + 1) / steps, 1.0)

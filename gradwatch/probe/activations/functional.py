@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
@@ -14,10 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from gradwatch.probe.activations.attention import COMPOSED, FUSED, SOFTMAX, read_attention
+from gradwatch.probe.activations.products import arguments, is_product, through
+from gradwatch.probe.activations.routing import Router, count_tokens, find_router
 from gradwatch.probe.activations.rules import ActivationRules, rules_of
 from gradwatch.probe.activations.saved_hooks import count_uses, may_have_hook
 from gradwatch.probe.device.dtensor import local_part
-from gradwatch.probe.graph.graph import LAYOUT, LEAF, NAMES, Node, operation
+from gradwatch.probe.graph.graph import LEAF, NAMES, Node, operation
 from gradwatch.probe.graph.loss_rules import LINEAR
 from gradwatch.probe.nested import tensors_of
 from gradwatch.probe.parameters import Models, named_modules
@@ -37,9 +40,6 @@ MAX_OWNER_NODES = 64
 RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 """Modules with gates that are closed on purpose at times."""
 
-BATCHED = frozenset({"Bmm", "Baddbmm"})
-"""Batched matrix products: `einsum` makes one of a product with a weight, attention one of queries and keys."""
-
 OPERATIONS = FUSED | {
     "Clamp",
     "Hardsigmoid",
@@ -56,6 +56,9 @@ OPERATIONS = FUSED | {
 PRODUCT = "a product of two values"
 """Use of a gate. A product with a constant, such as dropout, does not make a gate."""
 
+WEIGHTING = "Mul"
+"""Operation by which the score of an expert weights its output."""
+
 _sequence_nr = methodcaller("_sequence_nr")
 
 
@@ -66,7 +69,7 @@ class FunctionType:
 
     Args:
         kind: Name of the equivalent module type; `Gate` for a sigmoid or tanh that multiplies; `Attention` for
-            `scaled_dot_product_attention`.
+            `scaled_dot_product_attention`; `Routing` for the choice of a router among experts.
         rules: Ranges of dead and saturated outputs.
         module: The equivalent module, if the operation saves its input; None if it saves its output.
     """
@@ -88,7 +91,8 @@ class OwnerModule(NamedTuple):
 class FunctionCall(NamedTuple):
     """One call of a functional activation: its name, the index of the module before it, and what it gave.
 
-    Attention in one kernel has a reading of `read_attention` and no output. A softmax of attention has both.
+    Attention in one kernel has a reading of `read_attention` and no output. A softmax of attention has both. Routing
+    has the number of tokens of each expert as its output.
     """
 
     name: str
@@ -145,7 +149,13 @@ class FunctionalActivations:
         """
         roots = [tensor.grad_fn for tensor in tensors_of(output) if tensor.grad_fn is not None]
         calls: dict[str, int] = {}
+        routers: dict[Node, Router] = {}  # by the choice, which weights every expert
         for node, users in _activations(roots, self._met):
+            if operation(node) == WEIGHTING:
+                router = find_router(node)
+                if router is not None:
+                    routers.setdefault(router.choice, router)
+                continue
             # cheapest conditions first: the walk to the owner is the slow part
             owner = None if node in known or len(calls) == MAX_ACTIVATIONS else self._owner(node)
             function = _function(operation(node), node, users) if owner else None
@@ -162,6 +172,13 @@ class FunctionalActivations:
                     attention = read_attention(node, self._saved)
             if attention is not None or (output is not None and output.numel()):
                 yield FunctionCall(name, owner.place, owner.channels_first, function, output, attention)
+        yield from self._routings(routers.values())
+
+    def _routings(self, routers: Iterable[Router]) -> Iterator[FunctionCall]:
+        for router in routers:
+            owner, tokens = self._owner(router.product), count_tokens(router, self._saved)
+            if owner is not None and tokens is not None:
+                yield FunctionCall(f"{owner.name}.routing", owner.place, False, _ROUTING, tokens, None)
 
     def _output(self, node: Node, function: FunctionType) -> Tensor | None:
         """Return the output of an activation, or None if the output is not in memory unchanged."""
@@ -214,7 +231,7 @@ def _activations(roots: Sequence[Node], met: set[int]) -> Iterator[tuple[Node, s
     """
     # `outer` is the part after the last matrix, where a loss may lie; `inner` is all that comes before
     outer, users = _walk(roots, stop=True)
-    below = [child for node in outer if _is_product(node) for child in _arguments(node)]
+    below = [child for node in outer if is_product(node) for child in arguments(node)]
     new = [node for node in below if operation(node) != LEAF and node._sequence_nr() not in met]
     inner, users_inside = _walk(new, stop=False, met=met)
     met.update(map(_sequence_nr, inner))
@@ -222,12 +239,12 @@ def _activations(roots: Sequence[Node], met: set[int]) -> Iterator[tuple[Node, s
         yield node, users_inside.get(node, set()) | users.get(node, set())
     inside = set(inner)
     for node in _of_interest(outer):
-        if node not in inside and _follows_a_matrix(node):
+        if node not in inside and (operation(node) == WEIGHTING or _follows_a_matrix(node)):
             yield node, users.get(node, set())
 
 
 def _of_interest(nodes: Iterable[Node]) -> list[Node]:
-    return [node for node in nodes if operation(node) in OPERATIONS]
+    return [node for node in nodes if (name := operation(node)) in OPERATIONS or name == WEIGHTING]
 
 
 def _walk(
@@ -243,7 +260,7 @@ def _walk(
     nodes, users = list(dict.fromkeys(roots)), dict[Node, set[str]]()
     seen = set(nodes)
     for node in islice(nodes, MAX_NODES):  # the list is its own queue: it grows during the loop
-        if stop and _is_product(node):
+        if stop and is_product(node):
             continue
         for child, _ in node.next_functions:
             # inlined `operation`: the call would take as long as the rest of the loop
@@ -259,35 +276,13 @@ def _walk(
 
 def _use(node: Node) -> str:
     name = operation(node)
-    return PRODUCT if name == "Mul" and len(_arguments(node)) > 1 else name
-
-
-def _arguments(node: Node) -> list[Node]:
-    # a constant has no node
-    return [child for child, _ in node.next_functions if child is not None]
+    return PRODUCT if name == "Mul" and len(arguments(node)) > 1 else name
 
 
 def _follows_a_matrix(node: Node) -> bool:
     """Return whether an activation follows a matrix product, with only changes of layout in between."""
-    arguments = _arguments(node)
-    return len(arguments) == 1 and _is_product(_through(arguments[0]))
-
-
-def _is_product(node: Node) -> bool:
-    """Return whether a node multiplies by a matrix; a batched product must have a parameter."""
-    name = operation(node)
-    if name not in BATCHED:
-        return name in LINEAR
-    # the factors come last: before them a Baddbmm has the tensor that it adds
-    factors = [factor for factor, _ in node.next_functions[-2:] if factor is not None]
-    return any(operation(_through(factor)) == LEAF for factor in factors)
-
-
-def _through(node: Node) -> Node:
-    """Return the operation that computed the values, past operations that only rearrange them."""
-    while operation(node) in LAYOUT and len(arguments := _arguments(node)) == 1:
-        node = arguments[0]
-    return node
+    below = arguments(node)
+    return len(below) == 1 and is_product(through(below[0]))
 
 
 def _function(name: str, node: Node, users: set[str]) -> FunctionType | None:
@@ -337,6 +332,9 @@ _FUNCTIONS = {
 
 _ATTENTION = FunctionType("Attention", ActivationRules())
 """`scaled_dot_product_attention`, in one kernel or composed."""
+
+_ROUTING = FunctionType("Routing", ActivationRules(dead=(-math.inf, 0.0)))
+"""The choice of a router among experts. An expert without tokens is a dead unit."""
 
 _GATES = {name: replace(_FUNCTIONS[name], kind="Gate") for name in ("Sigmoid", "Tanh")}
 """Activations that multiply, by operation."""

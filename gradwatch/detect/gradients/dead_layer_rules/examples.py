@@ -25,3 +25,9 @@ def make_faded(*, until: int, fades: bool = True) -> Synthetic:
     rate_T = made.t_T / until if fades else made.t_T >= until
     made.grad_l2_TL[made.rng.random(160) < rate_T, 5] = np.nan
     return made
+
+
+def make_routed(*, unused: int, onset: int = 60, end: int | None = None, tokens: float = 32) -> Synthetic:
+    """Return a run of 140 steps with a router `gate`, which sends no token to some of its 64 experts for some steps."""
+    made = Synthetic(steps=140, activations=3)
+    return made.routed(1, unused=unused, tokens=tokens, onset=onset, end=end)

@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.robust_stats import Floats
+from gradwatch.detect.features.routing import routings
 from gradwatch.detect.features.sequential_test import SequentialTest, allowed_error, looks_in_window, window_number
 from gradwatch.detect.features.structure import structure_of
 from gradwatch.detect.gradients.dead_layer_rules.cliff import runs_of
@@ -24,8 +26,51 @@ def is_side_by_side(history: History) -> NDArray[np.bool_]:
     return np.array([layer.name.startswith(parents) for layer in history.info.layers])
 
 
+def router_of(history: History, name: str) -> int | None:
+    """Return the index of the choice of the router that a module or tensor is an expert of, if it is watched."""
+    return next(
+        (
+            activation
+            for activation in routings(history)
+            if any(f"{name}.".startswith(f"{expert}.") for expert in experts_of(history, activation))
+        ),
+        None,
+    )
+
+
+def experts_of(history: History, activation: int) -> dict[str, list[int]]:
+    """Return the tensors of each expert of a router by the name of the expert; empty if the experts are no modules.
+
+    Experts are numbered modules next to the router, or next to its parent, as many as its outputs: `moe.experts.0` for
+    `moe.gate` and for `moe.gate.linear`.
+
+    Args:
+        history: History of the run.
+        activation: Index of the choice of the router among the activations.
+    """
+    router, number = routings(history)[activation], history.act.newest("act.units")[activation]
+    groups: dict[str, dict[str, list[int]]] = {}
+    for i, layer in enumerate(history.info.layers):
+        for match in re.finditer(r"\.\d+(?=\.)", layer.name):
+            parent = layer.name[: match.start()]
+            if _is_next_to(router, parent):
+                groups.setdefault(parent, {}).setdefault(layer.name[: match.end()], []).append(i)
+    return next((experts for experts in groups.values() if len(experts) == number), {})
+
+
+def _is_next_to(router: str, parent: str) -> bool:
+    *holder, _ = parent.split(".")
+    own = router.split(".")
+    is_inside = own[: len(holder) + 1] == parent.split(".")  # as a router in one of several blocks
+    return own[: len(holder)] == holder and len(own) - len(holder) <= 2 and not is_inside
+
+
 def live_frac_of_siblings(history: History, name: str, newest_L: Floats) -> float | None:
     """Return the fraction of a module and its siblings with a gradient, 0..1; None without siblings."""
+    router = router_of(history, name)
+    if router is not None:
+        experts = experts_of(history, router).values()
+        return sum(bool((newest_L[group] > 0).any()) for group in experts) / len(experts)
     for event in events_of(history, SIDE_BY_SIDE):
         if event.layer is None or not name.startswith(f"{event.layer}."):
             continue

@@ -1,11 +1,13 @@
 """An expert that is not chosen for a while is no dead layer, however long the run; one that stays away is."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from gradwatch.detect.gradients.dead_layer_rules.experts import chance_of_absence
+from gradwatch.detect.gradients.dead_layer_rules.experts import chance_of_absence, experts_of, router_of
+from gradwatch.history.synthetic.builder import Synthetic
 
 
 def test_the_first_absence_is_never_chance():
@@ -32,3 +34,28 @@ def test_absences_of_experts_are_as_rare_as_they_claim(share, stays):
     known = np.array([chance for chance in chances if chance])
     for chance in (0.05, 0.005):
         assert np.mean(known <= chance) <= chance + 3 * math.sqrt(chance / len(known))
+
+
+@pytest.mark.parametrize(
+    ("names", "experts"),
+    [
+        (("moe.gate", "moe.experts.{}"), "moe.experts.{}"),
+        (("moe.gate.linear", "moe.experts.{}.fc"), "moe.experts.{}"),
+        (("gate", "experts.{}"), "experts.{}"),
+        (("blocks.0.moe.gate", "blocks.1.moe.experts.{}"), None),
+        (("blocks.0.gate", "blocks.{}.fc"), None),
+        (("decoder.moe.gate", "encoder.{}"), None),
+    ],
+)
+def test_experts_are_numbered_next_to_their_router_as_many_as_its_outputs(names, experts):
+    made = Synthetic(steps=20, activations=1, layers=10, width=4).routed(0, unused=0, tokens=8)
+    router, module = names
+    written = [router, *(module.format(i) for i in range(4)), *(f"head.{i}" for i in range(5))]
+    layers = (replace(la, name=f"{n}.weight") for la, n in zip(made.info.layers, written, strict=True))
+    routing = replace(made.info.activations[0], name=f"{router}.routing")
+    made.info = replace(made.info, layers=tuple(layers), activations=(routing,))
+
+    found = experts_of(made.history(), 0)
+
+    assert found == ({experts.format(i): [1 + i] for i in range(4)} if experts else {})
+    assert router_of(made.history(), f"{module.format(0)}.weight") == (0 if experts else None)
