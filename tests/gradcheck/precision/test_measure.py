@@ -66,8 +66,8 @@ def test_the_stable_form_of_it_keeps_the_digits():
         for m in (model_of(SpreadByHand()), model_of(Centered()))
     )
 
-    assert max(o.digits for o in stable.lost) < 3
-    assert stable.loss < by_hand.loss / 30
+    assert max(o.digits for o in stable.lost) < 3 < max(o.digits for o in by_hand.lost)
+    assert stable.loss < 1e-4  # values near 300 are rounded by 2e-5, and centered to about 1
 
 
 def test_a_plain_step_loses_nothing_worth_a_line_and_the_errors_are_those_of_the_formats():
