@@ -78,7 +78,9 @@ class NotOptimized:
     with the advice to freeze them. It stays a warning if a group holds no parameter, which is never intended, if
     nothing clears their gradient, which then adds up, or if a larger part of the model is frozen: freezing that part
     left these tensors out. Weights that are clipped after each step, as in a critic, may all reach the bound; they are
-    left out if the bound is a round number.
+    left out if the bound is a round number. An optimizer that has converged, as L-BFGS does by its own tolerance, has
+    nothing left to update: a group is left out if all its tensors moved, and stopped at once with a gradient norm below
+    a hundredth of the first.
 
     Source: pytorch/pytorch documentation of torch.optim ("construct the optimizer after moving or changing the model"),
     https://pytorch.org/docs/stable/optim.html; minGPT, `configure_optimizers`, which asserts it.
@@ -158,6 +160,15 @@ class NotOptimized:
         tiny = Synthetic(steps=40, lr=1e-12)
         tiny.update_factor_TL[:] = 0
         yield Example("the rate is so low that rounding loses each update", tiny.history())
+        yield Example("the whole optimizer has converged, as L-BFGS does", _converged())
+        yield Example("one of two optimizers has", _converged(4))
+        yield Example(
+            "a layer stops near its minimum, and not the others of its group",
+            _stopped(at=0.123, left=1e-3),
+            ("layers.4.weight",),
+        )
+        yield Example("all stop, with a tenth of the first gradient", _converged(left=0.1), (None,))
+        yield Example("no weight has ever moved, and the gradient falls", _converged(moves=False), (None,))
         skipped = Synthetic(steps=40, precision="fp16")
         skipped.skipped_T[:] = 1
         yield Example("updates that are skipped move nothing", skipped.history())
@@ -234,10 +245,23 @@ def _at_zero(layer: int) -> History:
     return _still(made, layer).history()
 
 
-def _stopped(*, at: float, has_left: bool = False) -> History:
+def _converged(layer: int | None = None, *, left: float = 1e-3, moves: bool = True) -> History:
+    """Return a run in which all layers, or one with an optimizer of its own, stop at `left` of the first gradient."""
+    made = Synthetic(steps=60)
+    if layer is not None:
+        made.own_rate(layer, factor=1.0)
+    which = slice(None) if layer is None else layer
+    made.update_factor_TL[20 if moves else 0 :, which] = 0
+    made.weight_l2_TL = made.weight_l2_TL * np.ones((60, 12))
+    made.grad_l2_TL[20:, which] *= left
+    return made.history()
+
+
+def _stopped(*, at: float, has_left: bool = False, left: float = 1.0) -> History:
     """Return a run in which a layer moves until the root mean square of its weights is `at`, or leaves the model."""
     made = Synthetic(steps=60)
     made.update_factor_TL[20:, 4] = 0
+    made.grad_l2_TL[20:, 4] *= left
     made.weight_l2_TL = made.weight_l2_TL * np.ones((60, 12))
     made.weight_l2_TL[20:, 4] = at * math.prod(made.info.layers[4].shape) ** 0.5
     if has_left:

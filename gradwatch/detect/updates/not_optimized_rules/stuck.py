@@ -13,7 +13,7 @@ from gradwatch.detect.features.consequences import severity_after
 from gradwatch.detect.features.finding import HasCode, finding_of
 from gradwatch.detect.features.recovery import tensors_of
 from gradwatch.detect.features.structure import structure_of
-from gradwatch.detect.features.unmade_updates import are_updates_missing
+from gradwatch.detect.features.unmade_updates import are_updates_missing, have_converged
 from gradwatch.detect.updates.not_optimized_rules.measurements import (
     MIN_USUAL_RATIO,
     findings_of,
@@ -34,7 +34,7 @@ def find_unchanged_parameters(detector: HasCode, history: History, *, samples: i
     if len(ratio_TL) < samples or not _others_move(history, ratio_TL):
         return
     stuck_L = (ratio_TL == 0).all(axis=0) & (norm_TL == norm_TL[0]).all(axis=0)
-    stuck_L &= has_gradient(history) & ~_is_clipped(history)
+    stuck_L &= has_gradient(history) & ~_is_clipped(history) & ~have_converged(history, ratio_TL)
     # an update that is lost in rounding is a consequence of a tiny rate
     slow = [f for f in history.findings if f.kind == "learning-rate-too-low" and f.names]
     stuck_L[[i for finding in slow for i in tensors_of(history, finding)]] = False
