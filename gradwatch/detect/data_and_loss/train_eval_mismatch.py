@@ -72,8 +72,9 @@ class TrainEvalMismatch:
     averaged copy of the model, compiled models.
 
     How it is detected: (1) A dropout or batch normalization is in evaluation mode while the optimizer updates the
-    weights around it. This is info if it was so from the start, or if only normalizations are, in a module in training
-    mode or with a frozen scale; but dropout gives a warning once validation is `worse`. (2) The forward calls of a
+    weights around it. This is info if it was so from the start and the running statistics were measured before, other
+    than for the dropout of a whole model; and if only normalizations are, in a module in training mode or with a frozen
+    scale. But dropout gives a warning once validation is `worse`. (2) The forward calls of a
     validation loss are in training mode, other than of dropout alone. (3) Functions drop in evaluation mode at the
     second validation: `F.dropout(x)` does unless it gets `training=self.training`. This is info if the same inputs are
     evaluated again. (4) A batch normalization has a momentum of 0 or nearly 1. (5) The mean or deviation of all
@@ -82,7 +83,9 @@ class TrainEvalMismatch:
     drew random numbers in each sampled step until the first validation loss, and none in 3 sampled steps after it: its
     evaluation has changed its rate for good. This is not seen without a validation loss.
 
-    Exceptions to the rules: freezing is no mistake, so frozen normalizations and pretrained parts are reported as info.
+    Exceptions to the rules: freezing is no mistake, so pretrained parts and normalizations with frozen statistics are
+    reported as info, whether or not their scale is tuned. Statistics that are 0 and 1 as at the start normalize
+    nothing, so freezing these gives a warning.
     Dropout that is active in evaluation on purpose (MC dropout) is not reported, or as info. The evaluation of another
     object (an averaged copy) is not seen, nor are functions in compiled models or models with torch's own attention.
 
@@ -113,7 +116,10 @@ class TrainEvalMismatch:
             return
         ratio = _validation_over_training(history)
         for event in events_of(history, MODE_TRAINING):
-            yield self._finding(history, event, _severity(event, is_harmful=ratio >= self.worse), event.text)
+            severity = _severity(event, is_harmful=ratio >= self.worse)
+            is_chosen = severity is Severity.INFO and not event.values["dropouts"]
+            text = f"{event.text}: fine if the statistics are frozen on purpose" if is_chosen else event.text
+            yield self._finding(history, event, severity, text)
         for event in events_of(history, FUNCTION_ACTIVE):
             # several evaluations of the same inputs sample the dropout on purpose
             is_sampling = event.values["evaluations of the same inputs"] > 0
@@ -192,6 +198,11 @@ class TrainEvalMismatch:
             MODE_FROZEN, layer="layers.2", text="1 normalization is off", values={"normalisations": 1.0}
         )
         yield Example("normalizations frozen on purpose are for information", pretrained.history(), ("layers.2",))
+        tuned = {"normalisations": 2.0, "whole model": 1.0} | dict.fromkeys(
+            ("dropouts", "never measured", "trained before"), 0.0
+        )
+        scaled = Synthetic(steps=40).add_event(MODE_TRAINING, text="2 normalizations are off", values=tuned)
+        yield Example("pretrained statistics stay, and scales are tuned: for information", scaled.history(), (None,))
         yield Example("statistics that lag behind, without harm", _distant(spread=3.0, gap=1.2))
         yield Example("a large gap, and correct statistics", _distant(spread=0.4, gap=5.0))
         once = _distant(spread=3.0, gap=5.0, times=1)
@@ -199,10 +210,11 @@ class TrainEvalMismatch:
 
 
 def _severity(event: Event, *, is_harmful: bool) -> Severity:
-    """Return info for a pretrained part that was in eval mode from the start, unless missing dropout does harm."""
+    """Return info for what is pretrained and was in eval mode from the start, unless missing dropout does harm."""
     values = event.values
-    is_pretrained = not (values["never measured"] or values["trained before"] or values["whole model"])
-    return Severity.INFO if is_pretrained and not (values["dropouts"] and is_harmful) else Severity.WARNING
+    is_pretrained = not (values["never measured"] or values["trained before"])
+    lacks_dropout = values["dropouts"] and (is_harmful or values["whole model"])
+    return Severity.INFO if is_pretrained and not lacks_dropout else Severity.WARNING
 
 
 def _validation_over_training(history: History, *, first: bool = False) -> float:

@@ -109,6 +109,22 @@ def test_a_model_that_trains_in_evaluation_mode_from_the_start_is_found():
     assert events[0].values["never measured"] == 1, "it normalises with mean 0 and variance 1"
 
 
+@pytest.mark.parametrize(
+    ("is_pretrained", "dropout", "severity"),
+    [(True, 0.0, "info"), (False, 0.0, "warning"), (True, 0.3, "warning")],
+)
+def test_frozen_statistics_are_for_information_if_they_were_measured_and_nothing_else_is_off(
+    is_pretrained, dropout, severity
+):
+    model = net(dropout=dropout)
+    if is_pretrained:
+        model(X)
+
+    found, _ = train(model.eval())
+
+    assert found == [(5, severity, None)]
+
+
 def test_an_encoder_that_came_in_evaluation_mode_is_for_information_until_it_overfits():
     model = Encoder()
     model.encoder[1] = nn.LayerNorm(16)
