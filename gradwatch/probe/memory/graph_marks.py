@@ -67,10 +67,6 @@ class GraphMarks:
         """Return whether the graphs of a step are to be marked."""
         return self._start is not None and self._start <= step < self._start + MARKED_STEPS
 
-    def has_mark(self, step: int) -> bool:
-        """Return whether a graph of a step is marked."""
-        return step in self._marks
-
     def is_over(self, step: int) -> bool:
         """Return whether the round is to be checked after a step."""
         return self._start is not None and step >= self._start + MARKED_STEPS + REST_STEPS - 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, final
@@ -25,6 +26,9 @@ MIN_UNUSED_PASSES = 3
 
 MAX_PASSES = 64
 """Maximum number of passes to follow between two updates."""
+
+MAX_MARKED_PASSES = 4
+"""Maximum number of passes of a model to mark in a step: a critic has up to four of them, with a gradient penalty."""
 
 
 @final
@@ -57,7 +61,7 @@ class OutputGraphs:
         self._roots = list(models.values() if isinstance(models, Mapping) else [models])
         self._marks = GraphMarks()
         self._step = 0
-        self._marked: set[nn.Module] = set()  # in this step
+        self._marked: Counter[nn.Module] = Counter()  # passes in this step
         self._has_evaluated = False
         self._passes: list[_EvaluationPass] = []
         self._line: Line | None = None
@@ -70,9 +74,8 @@ class OutputGraphs:
 
     def is_due(self, step: int) -> bool:
         """Return whether `find` must be called after a step."""
-        # the graph of the outputs is a part of the graph of the loss, which only a loop that calls no model lacks
-        needs_loss = self._marks.is_marking(step) and not self._marks.has_mark(step)
-        return needs_loss or self._marks.is_over(step)
+        # the graph of a loss has parts that no output has: a penalty, and all of it in a loop that calls submodules
+        return self._marks.is_marking(step) or self._marks.is_over(step)
 
     def begin(self, step: int) -> None:
         """Begin an optimizer step."""
@@ -129,13 +132,13 @@ class OutputGraphs:
         if not torch.is_grad_enabled():
             self._has_evaluated |= not inner.training
             return
-        is_marking = self._marks.is_marking(self._step) and root not in self._marked
+        is_marking = self._marks.is_marking(self._step) and self._marked[root] < MAX_MARKED_PASSES
         is_evaluation = not (inner.training or self._has_evaluated) and len(self._passes) < MAX_PASSES
         if not (is_marking or is_evaluation):
             return
         nodes = [output.grad_fn for output in tensors_of(outputs) if output.grad_fn is not None]
         if is_marking:
-            self._marked.add(root)
+            self._marked[root] += 1
             for node in nodes:
                 self._marks.mark(node, self._step)
         if is_evaluation and nodes:

@@ -127,6 +127,54 @@ def kept_in_global(loop):
         loop.monitor.step(loss)
 
 
+def kept_second_view(loop):
+    second_views = []
+    for _ in range(STEPS):
+        x, y = loop.batch()
+        loss = F.cross_entropy(loop.net(x)[0], y)
+        second = loop.net(x + 0.1)[0]
+        second_views.append(second)
+        loop.monitor.step(loop.train(loss + F.mse_loss(second, torch.zeros(8, 2))))
+
+
+def kept_metrics(loop):
+    margins = deque(maxlen=1000)
+    for _ in range(STEPS):
+        x, y = loop.batch()
+        outputs = loop.net(x)[0]
+        loop.train(F.cross_entropy(outputs, y))
+        margins.append(outputs.softmax(1).max())
+        loop.monitor.step(None)
+
+
+def kept_by_batch(loop):
+    hidden_states = {}
+    for step in range(STEPS):
+        x, y = loop.batch()
+        outputs, hidden = loop.net(x)
+        hidden_states[step % (STEPS - 1)] = hidden
+        loop.monitor.step(loop.train(F.cross_entropy(outputs, y)))
+
+
+def kept_for_an_epoch(loop):
+    outputs_of_epoch = []
+    for step in range(STEPS):
+        x, y = loop.batch()
+        outputs = loop.net(x)[0]
+        outputs_of_epoch.append(outputs)
+        loop.monitor.step(loop.train(F.cross_entropy(outputs, y)))
+        if step == STEPS - 2:
+            outputs_of_epoch.clear()
+
+
+def kept_penalties(loop):
+    penalties = 0.0
+    for _ in range(STEPS):
+        penalty = sum(weight.square().sum() for weight in loop.net.parameters())
+        penalties = penalties + penalty
+        loop.monitor.step(loop.train(loop.loss() + 0.01 * penalty))
+
+
 LEAKS = {
     kept_sum: "`total`, {file}:{line}: `total += loss`",
     kept_losses: "`losses`, {file}:{line}: `losses.append(loss)`",
@@ -136,6 +184,11 @@ LEAKS = {
     kept_in_attribute: "`loop.losses`",
     kept_in_model: "`loop.net.kept`, {file}:{line}: `self.kept.append(hidden)`",
     kept_in_global: '`RECORD`, {file}:{line}: `RECORD.append({{"step": step, "loss": loss}})`',
+    kept_second_view: "`second_views`, {file}:{line}: `second_views.append(second)`",
+    kept_penalties: "`penalties`, {file}:{line}: `penalties = penalties + penalty`",
+    kept_metrics: "`margins`, {file}:{line}: `margins.append(outputs.softmax(1).max())`",
+    kept_by_batch: "`hidden_states`, {file}:{line}: `hidden_states[step % (STEPS - 1)] = hidden`",
+    kept_for_an_epoch: "`outputs_of_epoch`, {file}:{line}: `outputs_of_epoch.append(outputs)`",
 }
 
 
@@ -225,6 +278,24 @@ def replay_buffer(loop):
         buffer.append((x, outputs.detach()))
         loss = loop.train(F.cross_entropy(outputs, y))
         loop.monitor.step(loss)
+
+
+def last_passes_kept(loop):
+    last = deque(maxlen=12)
+    for _ in range(STEPS):
+        x, y = loop.batch()
+        first, second = loop.net(x)[0], loop.net(x + 0.1)[0]
+        last.extend((first, second))
+        loop.monitor.step(loop.train(F.cross_entropy(first + second, y)))
+
+
+def outputs_of_an_epoch_without_graph(loop):
+    kept = []
+    for _ in range(STEPS):
+        x, y = loop.batch()
+        outputs, hidden = loop.net(x)
+        kept.append({"x": x, "outputs": outputs.detach(), "hidden": hidden.detach()})
+        loop.monitor.step(loop.train(F.cross_entropy(outputs, y)))
 
 
 def best_loss_kept(loop):
@@ -390,6 +461,8 @@ HEALTHY = (
     episodes,
     two_backward_passes,
     replay_buffer,
+    last_passes_kept,
+    outputs_of_an_epoch_without_graph,
     best_loss_kept,
     recent_losses,
     cached_data,
