@@ -18,6 +18,7 @@ from gradwatch.detect.features.scope import affected_modules
 from gradwatch.detect.features.structure import structure_of
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
+from gradwatch.history.synthetic.dynamics import Precision
 from gradwatch.history.synthetic.edit import with_statistic
 from gradwatch.records import Finding, Quantity, Severity
 
@@ -57,9 +58,10 @@ class Fp16Underflow:
 
     How it is detected: float16 has no number between 0 and 2^-24, the unit (divided by the loss scale). A gradient
     tensor has `zero_frac` zeros or more, nonzero elements of at most `units` units, and a largest element that is an
-    exact multiple of the unit. By chance a largest element that small is a multiple in 1 of 50,000 tensors. All must
-    hold at `rows` steps and in a weight matrix: the gradient of a bias that a normalization cancels is rounding error,
-    which lies on a grid as well.
+    exact multiple of the unit. By chance a largest element that small is a multiple in 1 of 50,000 tensors. Numbers of
+    bfloat16 always are from 128 units on, so a gradient of that format, by its own dtype or by autocast, is ruled out.
+    All must hold at `rows` steps and in a weight matrix: the gradient of a bias that a normalization cancels is
+    rounding error, which lies on a grid as well.
 
     Source: Micikevicius et al. 2018, "Mixed precision training", sec. 3.2 and fig. 3, https://arxiv.org/abs/1710.03740.
 
@@ -85,7 +87,8 @@ class Fp16Underflow:
         # gradients are recorded unscaled, so the float16 grid shrinks by the loss scale
         unit = SMALLEST_FP16 / scale if scale > 0 else SMALLEST_FP16
         absmax_L = history.param.newest("grad.absmax")
-        is_small_L = absmax_L < MAX_ABSMAX_BY_RMS * self.units * unit  # False for nan
+        # False for nan
+        is_small_L = (absmax_L < MAX_ABSMAX_BY_RMS * self.units * unit) & _may_be_fp16(history)
         if not is_small_L.any():
             return
         if not _on_grid(absmax_L[is_small_L] / unit).any():
@@ -110,6 +113,7 @@ class Fp16Underflow:
             rms_scale_TL = structure_of(history).rms_scale_L * np.sqrt(1 - zero_TL)
             size_TL = history.param.window("grad.l2", WINDOW_STEPS) / rms_scale_TL / unit
             flushed_TL = _on_grid(absmax_TL) & (size_TL <= self.units) & (zero_TL >= self.zero_frac)
+        flushed_TL &= _may_be_fp16(history)
         return flushed_TL, zero_TL == 1
 
     def _finding(self, history: History, layer: str | None, group: list[int], unit: float) -> Finding:
@@ -135,6 +139,9 @@ class Fp16Underflow:
         yield Example("a healthy fp16 run with a GradScaler", Synthetic(steps=40, precision="fp16").history())
         yield Example("as small and sparse, but off the grid of float16", _underflow((3, 4), scale=1.0, grid=False))
         sparse = Synthetic(steps=40).rising_sparsity(2, rate=0.05, onset=0)
+        yield Example(
+            "as small and on the grid, which is also that of bfloat16", _underflow((3, 4), scale=1.0, precision="bf16")
+        )
         yield Example("many zeros among gradients of ordinary size", sparse.history())
 
 
@@ -144,9 +151,16 @@ def _on_grid(absmax: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
     return on_grid
 
 
-def _underflow(layers: tuple[int, ...], *, scale: float, grid: bool = True) -> History:
+def _may_be_fp16(history: History) -> NDArray[np.bool_]:
+    """Return whether the gradient of each tensor may have been computed in float16."""
+    info = history.info
+    ruled_out = ("bfloat16",) if info.precision != "bf16" else ("bfloat16", "float32", "float64")
+    return np.array([layer.dtype not in ruled_out for layer in info.layers], dtype=np.bool_)
+
+
+def _underflow(layers: tuple[int, ...], *, scale: float, grid: bool = True, precision: Precision = "fp16") -> History:
     """Return a run in which the gradients of some layers are a few units of the smallest float16."""
-    made = Synthetic(steps=40, precision="fp16")
+    made = Synthetic(steps=40, precision=precision)
     made.loss_scale_T[:] = scale
     unit = SMALLEST_FP16 / scale
     made.grad_l2_TL[:, layers] = 2.0 * unit * np.sqrt(0.4 * made.numel)
