@@ -22,7 +22,7 @@ import numpy as np
 from gradwatch.detect import Detector, detector_classes
 from gradwatch.events import EventKind
 
-RETURNS = ("Sign", "Finding", "Recovery")
+RETURNS = ("Sign", "Finding", "Recovery", "CollapsedRouter")
 """Names in the return annotation of a mechanism."""
 
 JOINING = frozenset({"_signs", "_sign", "_find", "_findings", "_report", "_find_waves"})

@@ -44,12 +44,13 @@ MISTAKES = [
     ),
     (
         {"detect": {"dead-layer": {"step": 3}}},
-        "detect.dead-layer.step: unknown setting of dead-layer, expected one of enabled, every, steps, gone, decades; "
-        "did you mean 'steps'?",
+        "detect.dead-layer.step: unknown setting of dead-layer, expected one of enabled, every, steps, gone, unused, "
+        "tokens, decades; did you mean 'steps'?",
     ),
     (
         {"detect": {"dead-layer": {"decades": np.ones(2), 4: 5}, "GW102": {"every": 0}}},
-        "detect.dead-layer.4: unknown setting of dead-layer, expected one of enabled, every, steps, gone, decades\n"
+        "detect.dead-layer.4: unknown setting of dead-layer, expected one of enabled, every, steps, gone, unused, "
+        "tokens, decades\n"
         "detect.dead-layer.decades: got an object of type ndarray, expected a number\n"
         "detect.GW102.every: got 0, expected a whole number of at least 1",
     ),
