@@ -42,7 +42,6 @@ BEFORE_A_CHOICE = (LAYOUT - TRANSPOSING) | {
 AFTER_A_CHOICE = LAYOUT | BEFORE_A_CHOICE | {"Scatter"}
 """Operations that turn the chosen scores into weights: often divided by their sum, or softmax over them alone."""
 
-
 GROUPED = frozenset({"GroupedMm", "ScaledGroupedMm"})
 """Products of the tokens of each expert with its own slice of one weight."""
 
