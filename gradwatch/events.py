@@ -308,7 +308,7 @@ WEIGHTS_ALIKE = EventKind(
 
 MODE_TRAINING = EventKind(
     name="mode-training",
-    meaning="Dropout or batch normalization is in evaluation mode while the module around it is in training mode.",
+    meaning="Dropout or batch normalization is in evaluation mode while the model is trained, or the module around it.",
     values={
         "dropouts": "modules",
         "normalisations": "modules",
@@ -316,7 +316,7 @@ MODE_TRAINING = EventKind(
         "trained before": "modules that were in training mode before",
         "whole model": "0 or 1",
     },
-    text="{modules} in evaluation mode while {owner} is in training mode",
+    text="{modules} in evaluation mode while {owner}",
 )
 MODE_FROZEN = EventKind(
     name="mode-frozen",

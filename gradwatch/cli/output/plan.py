@@ -150,8 +150,14 @@ def _modules(rows: Sequence[ModuleRow]) -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
     titles = ["module", "type", "output", "parameters", "saved", "FLOPs"]
     titles += ["forward", "backward"] if has_times else []
-    for i in range(len(titles)):
-        table.add_column(justify="left" if i < 3 else "right", overflow="fold")
+    for title in titles:
+        # where there is little room, types are cut, and next to times shapes; never a name or a number
+        is_cut = title == "type" or (title == "output" and has_times)
+        table.add_column(
+            justify="left" if title in ("module", "type", "output") else "right",
+            overflow="ellipsis" if is_cut else "fold",
+            no_wrap=not is_cut,
+        )
     table.add_row(*(Text(title, "dim") for title in titles))
     # the largest, but in the order of the model
     kept = {id(row) for row in sorted(rows, key=lambda row: -row.saved_bytes)[:MAX_ROWS]}

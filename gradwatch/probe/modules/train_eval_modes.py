@@ -183,7 +183,7 @@ class TrainEvalModes:
             "whole model": is_whole,
         }
         counts = (_count(len(off) - len(norms), "dropout"), _count(len(norms), "normalization"))
-        owner = "the model" if is_whole else "the enclosing module"
+        owner = "the model is trained" if is_whole else "the enclosing module is in training mode"
         return kind.observe(layer, values=values, modules=" and ".join(filter(None, counts)), owner=owner)
 
     def _find_validation(self) -> Iterator[Observation]:

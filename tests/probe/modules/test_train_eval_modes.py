@@ -99,7 +99,7 @@ def test_a_model_that_nothing_puts_back_into_training_mode_is_found_within_ten_s
     assert 10 <= step <= 20
     assert (severity, layer) == ("warning", None)
     (event,) = [e for e in events if e.kind == "mode-training"]
-    assert event.text == "1 dropout and 1 normalization in evaluation mode while the model is in training mode"
+    assert event.text == "1 dropout and 1 normalization in evaluation mode while the model is trained"
     assert event.values["trained before"] == 2
 
 
