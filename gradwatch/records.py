@@ -367,6 +367,8 @@ class RunInfo:
         keeps_steps: Whether `watch` was called with `record`, so that a step with a critical finding is saved.
         rank: Rank of the process in a distributed training.
         world_size: Number of ranks; 1 if the training is not distributed.
+        initial_rates: Learning rate that a scheduler multiplies, for each group of the optimizers; None for a group
+            without a scheduler when `watch` was called.
         shards: The parameter tensors that ranks hold together; empty if every rank has whole tensors.
     """
 
@@ -390,6 +392,7 @@ class RunInfo:
     keeps_steps: bool = False
     rank: int = 0
     world_size: int = 1
+    initial_rates: tuple[float | None, ...] = ()
     shards: tuple[ShardInfo, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -408,5 +411,12 @@ class RunInfo:
             ShardInfo(**shard | {name: tuple(shard[name]) for name in ("ranks", "layers", "numels")})
             for shard in data.get("shards", ())
         )
-        tuples = {"layers": layers, "activations": activations, "models": models, "shards": shards}
+        rates = tuple(data.get("initial_rates", ()))
+        tuples = {
+            "layers": layers,
+            "activations": activations,
+            "models": models,
+            "initial_rates": rates,
+            "shards": shards,
+        }
         return cls(**data | tuples | {"data": trained_on})

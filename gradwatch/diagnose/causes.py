@@ -57,6 +57,7 @@ class CauseId(enum.StrEnum):
     UPDATES_MISSING = "updates-missing"
     LEARNING_RATE_TOO_LOW = "learning-rate-too-low"
     FAST_DECAY = "fast-decay"
+    RATE_AS_FACTOR = "rate-as-factor"
     MISSING_ZERO_GRAD = "missing-zero-grad"
     CONSTANT_BATCH = "constant-batch"
     MEMORIZATION = "memorization"
@@ -743,7 +744,7 @@ CAUSES: tuple[Cause, ...] = (
         name="learning rate too low",
         leads={"learning-rate-too-low": 12},
         explains={"loss-plateau": 4, "not-optimized": 3},
-        excludes=frozenset({Condition.RATE_DECAYED}),
+        excludes=frozenset({Condition.RATE_DECAYED, Condition.RATE_SQUARED}),
         because="At this learning rate the model needs far too many steps.",
         confirm="Run 100 steps at 10 and at 100 times the rate: the loss must fall.",
         remedies=("raise_rate",),
@@ -755,6 +756,7 @@ CAUSES: tuple[Cause, ...] = (
         leads={"learning-rate-too-low": 12},
         explains={"loss-plateau": 4, "not-optimized": 3},
         requires=frozenset({Condition.RATE_DECAYED}),
+        excludes=frozenset({Condition.RATE_SQUARED}),
         because=(
             "The learning rate fell to nearly zero long before the end: a schedule meant for epochs is stepped for "
             "every batch."
@@ -762,6 +764,20 @@ CAUSES: tuple[Cause, ...] = (
         confirm="Plot the learning rate over the run.",
         remedies=("per_epoch", "raise_rate"),
         source="ivadomed/ivadomed#55, https://github.com/ivadomed/ivadomed/issues/55",
+    ),
+    Cause(
+        id=CauseId.RATE_AS_FACTOR,
+        name="schedule that returns a rate in place of a factor",
+        leads={"learning-rate-too-low": 40},
+        explains={"loss-plateau": 4, "not-optimized": 3},
+        requires=frozenset({Condition.RATE_SQUARED}),
+        because=(
+            "`LambdaLR` multiplies the learning rate of the optimizer by what its function returns. A function that "
+            "returns a rate makes it the square."
+        ),
+        confirm="Print optimizer.param_groups[0]['lr'] after the warm-up, next to the rate given to the optimizer.",
+        remedies=("return_factor",),
+        source="https://docs.pytorch.org/docs/stable/generated/torch.optim.lr_scheduler.LambdaLR.html",
     ),
     Cause(
         id=CauseId.MISSING_ZERO_GRAD,

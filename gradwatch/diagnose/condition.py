@@ -53,6 +53,9 @@ class Condition(enum.Enum):
     RATE_DECAYED = enum.auto()
     """The learning rate has fallen to 1 % of its maximum."""
 
+    RATE_SQUARED = enum.auto()
+    """The largest learning rate is the square of the one that the optimizer was given."""
+
     MODERATE_SGD = enum.auto()
     """The optimizer is SGD at a rate of at most 0.1, and the gradient was steep or the run at its start: large updates
     come from large gradients."""

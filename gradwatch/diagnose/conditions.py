@@ -152,6 +152,7 @@ def _of_evidence(leading: Finding) -> dict[Condition, bool]:
         Condition.RANK_ORDER: "rank.epoch_steps" in evidence,
         Condition.RANK_DRAWS: "rank.draws" in evidence,
         Condition.UNUSED_EXPERTS: "routing.unused" in evidence,
+        Condition.RATE_SQUARED: "lr.initial" in evidence,
         Condition.SHUT: all(abs(evidence.get(key, math.inf)) < SHUT_SIZE for key in ("act.mean", "act.std")),
     }
 

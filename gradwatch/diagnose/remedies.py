@@ -180,6 +180,10 @@ KNOWN: dict[str, Build] = {
     "per_epoch": _either(
         "step the schedule once per epoch", "scheduler.step()  # after the loop over batches", schedule__per="epoch"
     ),
+    "return_factor": _either(
+        "return a factor of the learning rate from the function of the schedule, which is 1 at the full rate",
+        "scheduler = LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / warm_up))",
+    ),
     "early_stop": _either(
         "stop early when the validation loss no longer falls, and keep the best checkpoint",
         train__early_stop={"metric": "val_loss", "patience": 3},

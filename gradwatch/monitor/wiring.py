@@ -93,9 +93,16 @@ def inspect(
         models=tuple(models),
         rank=rank,
         world_size=world_size,
+        initial_rates=tuple(_initial_rate(group) for o in optimizers for group in o.param_groups),
         shards=find_shards(params) if world_size > 1 else (),
     )
     return list(params), info
+
+
+def _initial_rate(group: Mapping[str, Any]) -> float | None:
+    """Return the learning rate that a scheduler of torch multiplies, or None if none has been made."""
+    rate = group.get("initial_lr")
+    return None if rate is None else float(rate)
 
 
 def build_monitor(

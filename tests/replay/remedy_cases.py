@@ -100,6 +100,16 @@ def scaled(model, factor):
     return model
 
 
+def scheduled(model, *, rate, factor):
+    """Return Adam with a schedule that multiplies `rate` by a warm-up to `factor` and a cosine, after each update."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: factor * min(1.0, (step + 1) / 20) * 0.5 * (1 + math.cos(math.pi * step / 100))
+    )
+    optimizer.register_step_post_hook(lambda *_: schedule.step())
+    return optimizer
+
+
 def adam(lr):
     return lambda model, fixed: torch.optim.Adam(model.parameters(), lr=lr)
 
@@ -295,6 +305,13 @@ LOOPS = {
         remedy="raise_rate",
         model=lambda _: mlp(),
         optimizer=adam(1e-7),
+    ),
+    "rate-as-factor": Loop(
+        kind="learning-rate-too-low",
+        cause="rate-as-factor",
+        remedy="return_factor",
+        model=lambda _: mlp(),
+        optimizer=lambda model, fixed: scheduled(model, rate=3e-3, factor=1.0 if fixed else 3e-3),
     ),
     "sigmoid": Loop(
         is_code=True,

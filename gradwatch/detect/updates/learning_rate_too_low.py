@@ -19,6 +19,7 @@ from gradwatch.detect.features.structure import structure_of
 from gradwatch.detect.features.unmade_updates import are_updates_missing
 from gradwatch.detect.updates.learning_rate_too_low_rules.negligible_updates import find_negligible_updates
 from gradwatch.detect.updates.learning_rate_too_low_rules.slow_groups import find_slow_groups
+from gradwatch.detect.updates.learning_rate_too_low_rules.squared_rate import corrected_step, find_squared_rate
 from gradwatch.detect.updates.learning_rate_too_low_rules.update_levels import (
     group_levels,
     is_gradient_gone,
@@ -62,8 +63,9 @@ class LearningRateTooLow:
     part of the first. If the ratio was larger before, it must have been low for a third of the run: the end of a
     schedule takes 1/50 (cosine) to 1/4 (milestones) of a run. A model of embeddings alone is judged by the rows that a
     batch looked up, because a table moves less than its rows, by the root of their share. Layers of a group whose rate
-    is 1e-4 of another's are judged by themselves. Nothing is reported if an update is 1e-3 of the first at the same
-    rate: then the gradient is gone.
+    is 1e-4 of another's are judged by themselves. A schedule whose largest rate is the square of the rate that the
+    optimizer was given returns rates where `LambdaLR` expects factors. Nothing is reported if an update is 1e-3 of the
+    first at the same rate: then the gradient is gone.
 
     Source: LeCun et al. 1998, "Efficient BackProp", sec. 4.7; Karpathy, CS231n, "Ratio of weights:updates",
     https://cs231n.github.io/neural-networks-3/#ratio.
@@ -89,6 +91,7 @@ class LearningRateTooLow:
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run, or for an optimizer group with a far lower rate than the other groups."""
+        yield from findings_of(self, history, [find_squared_rate(history, left=self.left)])
         yield from find_slow_groups(self, history, ratio=self.ratio, samples=self.samples, left=self.left)
         newest_W = history.param.newest("update.ratio")[structure_of(history).rate_weights.indices_W]
         # cheap: the newest updates must be small enough
@@ -117,6 +120,10 @@ class LearningRateTooLow:
         """Return the step from which the updates have been larger, or the loss is nearly gone."""
         if is_learned(history, left=self.left):
             return Recovery(history.step, f"less than {100 * self.left:.3g} % of the loss was left")
+        initial = next((q.value for q in finding.evidence if q.key == "lr.initial"), None)
+        if initial is not None:
+            end = corrected_step(history, initial)
+            return None if end is None else Recovery(end, "the learning rate rose above the square of the optimizer's")
         # a single large update is no recovery
         level_T = group_levels(history, tensors_of(history, finding)) if finding.names else update_levels(history)
         is_known_T = ~np.isnan(level_T)
@@ -130,6 +137,9 @@ class LearningRateTooLow:
         yield Example("a rate of 1e-8 for a network from scratch", _stuck(lr=1e-8), (None,))
         yield Example("a scheduler meant for epochs is stepped per batch", _decayed(over=8.0), (None,))
         yield Example("a rate of 1e-8 for embeddings", _looked_up(lr=1e-8, unread=0.5), (None,))
+        yield Example("the function of a LambdaLR returns the rate", _scheduled(peak=3e-3), (None,))
+        yield Example("the function of a LambdaLR returns a factor", _scheduled(peak=1.0))
+        yield Example("a warm-up passes the square of the rate", _scheduled(peak=1.0, warm_up=500))
         yield Example("embeddings of which a batch reads a row in ten thousand", _looked_up(lr=1e-6, unread=0.9999))
         yield Example(
             "one matrix is of zeros at first, as a token for the class is", _stuck(lr=1e-8, opened=1e6), (None,)
@@ -188,6 +198,16 @@ def _warming(*, over: float = 1.0, doubling: float = 0.0, planned: int | None = 
     made = Synthetic(steps=120)
     made.info = replace(made.info, total_steps=planned)
     made.lr_T = 1e-8 * 2 ** (made.t_T / doubling) if doubling else 1e-3 * (made.t_T + 1) / over
+    made.loss_T[:] = 2.3
+    return made.history()
+
+
+def _scheduled(*, peak: float, warm_up: int = 20, initial: float = 3e-3) -> History:
+    """Return a run whose schedule multiplies `initial` by a factor that rises to `peak`, and then falls to zero."""
+    made = Synthetic(steps=60)
+    made.info = replace(made.info, initial_rates=(initial,))
+    rising_T, falling_T = np.minimum((made.t_T + 1) / warm_up, 1), 0.5 * (1 + np.cos(np.pi * made.t_T / 160))
+    made.lr_T = initial * peak * rising_T * falling_T
     made.loss_T[:] = 2.3
     return made.history()
 
