@@ -607,8 +607,8 @@ GRAPH_KEPT = EventKind(
 EVALUATED_WITH_GRAPH = EventKind(
     name="evaluated-with-graph",
     meaning="Forward passes in evaluation mode built autograd graphs, and no backward pass followed.",
-    values={"passes": "number of these passes"},
-    text="{passes:.0f} forward passes in evaluation mode built an autograd graph that nothing used{at}",
+    values={"passes": "number of these passes", "alive": "largest number of these graphs at the same time"},
+    text="{passes:.0f} forward passes in evaluation mode built an autograd graph that nothing used{at}{kept}",
 )
 MEMORY_GROWS = EventKind(
     name="memory-grows",

@@ -14,6 +14,10 @@ from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
 
+MIN_ALIVE_PASSES = 4
+"""Graphs of an evaluation at the same time that show that it keeps them. A loop holds the outputs of one pass while the
+next one runs, and averages two or three passes on the same samples."""
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +37,9 @@ class EvaluationWithGraph:
 
     How it is detected: a hook on each whole model counts its forward passes in evaluation mode whose outputs have a
     graph. A hook on the node of the output tells whether a backward pass goes through it. At least three passes without
-    one, until after the next update, count. The hook is removed at the first evaluation without a graph. It does not
-    see evaluations in training mode, or of parts of a model.
+    one, until after the next update, count. If all their graphs were alive at once, at least four, the memory grows
+    with each batch of the evaluation, and the finding is a warning; otherwise it is information. The hook is removed at
+    the first evaluation without a graph. It does not see evaluations in training mode, or of parts of a model.
 
     Source: PyTorch, Autograd mechanics ("Evaluation Mode"), https://pytorch.org/docs/stable/notes/autograd.html.
 
@@ -50,14 +55,19 @@ class EvaluationWithGraph:
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding if an evaluation built graphs."""
         if event := next(events_of(history, EVALUATED_WITH_GRAPH), None):
-            passes = Quantity(key="evaluation.passes", value=event.values["passes"], label="passes without a use")
-            yield finding_of(self, history, event.text, passes, severity=Severity.INFO, onset=event.step)
+            num_passes, num_alive = event.values["passes"], event.values.get("alive", 0)  # older runs do not have it
+            passes = Quantity(key="evaluation.passes", value=num_passes, label="passes without a use")
+            alive = Quantity(key="evaluation.alive", value=num_alive, label="graphs alive at once")
+            are_kept = num_alive >= max(MIN_ALIVE_PASSES, num_passes)
+            severity = Severity.WARNING if are_kept else Severity.INFO
+            yield finding_of(self, history, event.text, passes, alive, severity=severity, onset=event.step)
 
     @classmethod
     def examples(cls) -> Iterator[Example]:
         """Yield histories that fire, and that stay quiet."""
-        text = EVALUATED_WITH_GRAPH.text.format(passes=8, at=", at train.py:52: `output = model(x)`")
-        bad = Synthetic(steps=40).add_event(EVALUATED_WITH_GRAPH, step=20, values={"passes": 8}, text=text)
+        text = EVALUATED_WITH_GRAPH.text.format(passes=8, at=", at train.py:52: `output = model(x)`", kept="")
+        values = {"passes": 8, "alive": 8}
+        bad = Synthetic(steps=40).add_event(EVALUATED_WITH_GRAPH, step=20, values=values, text=text)
         yield Example("a validation without no_grad", bad.history(), (None,))
         yield Example("a healthy run", Synthetic(steps=40).history())
         kept = Synthetic(steps=40).add_event(GRAPH_KEPT, step=16, values={"since": 2, "steps": 5})

@@ -28,7 +28,7 @@ MAX_SEARCHED_NODES = 20_000
 
 
 @final
-class _Mark:
+class Mark:
     """Lives as long as a node that holds it in its metadata."""
 
     __slots__ = ("__weakref__",)
@@ -45,7 +45,7 @@ class GraphMarks:
 
     def __init__(self) -> None:
         self._key = object()  # two monitors mark the same graph
-        self._marks: dict[int, weakref.ref[_Mark]] = {}
+        self._marks: dict[int, weakref.ref[Mark]] = {}
         self._start: int | None = None
         self._next_start = FIRST_STEP
 
@@ -74,7 +74,7 @@ class GraphMarks:
     def mark(self, root: Node, step: int) -> None:
         """Mark the graph of a node, as far as earlier calls have not marked it."""
         known = self._marks.get(step)
-        mark = (known and known()) or _Mark()
+        mark = (known and known()) or Mark()
         self._marks[step] = weakref.ref(mark)
         waiting, left = [root], MAX_MARKED_NODES
         while waiting and left:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, final
 
@@ -14,8 +15,9 @@ from torch.utils.hooks import RemovableHandle
 
 from gradwatch.events import EVALUATED_WITH_GRAPH, GRAPH_KEPT, Observation
 from gradwatch.probe.calling_line import Line, calling_line
+from gradwatch.probe.graph.graph import Node
 from gradwatch.probe.inert_hook import inert_hook, remove_hooks, takes_hooks
-from gradwatch.probe.memory.graph_marks import GraphMarks
+from gradwatch.probe.memory.graph_marks import GraphMarks, Mark
 from gradwatch.probe.memory.holders import find_holder
 from gradwatch.probe.modules.train_eval_modes import inner_model
 from gradwatch.probe.nested import tensors_of
@@ -33,12 +35,26 @@ MAX_MARKED_PASSES = 4
 
 @final
 class _EvaluationPass:
-    """A forward pass in evaluation mode that built a graph."""
+    """A forward pass in evaluation mode that built a graph.
 
-    __slots__ = ("is_used",)
+    Args:
+        nodes: The nodes of its outputs.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_mark", "is_used")
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
         self.is_used = False
+        mark = Mark()
+        self._mark = weakref.ref(mark)
+        for node in nodes:
+            node.register_prehook(self.use)
+            node.metadata[self] = mark
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether anything keeps the graph."""
+        return self._mark() is not None
 
     def use(self, *_: object) -> None:
         """Record that a backward pass went through the graph."""
@@ -64,6 +80,7 @@ class OutputGraphs:
         self._marked: Counter[nn.Module] = Counter()  # passes in this step
         self._has_evaluated = False
         self._passes: list[_EvaluationPass] = []
+        self._most_alive = 0  # graphs of these passes at the same time
         self._line: Line | None = None
         self._handles: list[RemovableHandle] = []
         self._attach()
@@ -116,8 +133,10 @@ class OutputGraphs:
         if unused >= MIN_UNUSED_PASSES:
             self._has_evaluated = True
             at = f", at {self._line}" if self._line else ""
-            yield EVALUATED_WITH_GRAPH.observe(values={"passes": unused}, at=at)
-        self._line = None
+            values = {"passes": unused, "alive": self._most_alive}
+            kept = f"; {self._most_alive} of these graphs were alive at once" if self._most_alive > 1 else ""
+            yield EVALUATED_WITH_GRAPH.observe(values=values, at=at, kept=kept)
+        self._line, self._most_alive = None, 0
 
     def _attach(self) -> None:
         if not self._handles:
@@ -143,6 +162,5 @@ class OutputGraphs:
                 self._marks.mark(node, self._step)
         if is_evaluation and nodes:
             self._line = self._line or calling_line()
-            self._passes.append(made := _EvaluationPass())
-            for node in nodes:
-                node.register_prehook(made.use)
+            self._passes.append(_EvaluationPass(nodes))
+            self._most_alive = max(self._most_alive, sum(it.is_alive for it in self._passes))

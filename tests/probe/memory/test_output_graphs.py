@@ -539,18 +539,30 @@ def evaluate(loop):
     return loss
 
 
-def test_an_evaluation_with_graphs_is_found_with_its_line():
+def evaluate_by_number(loop):
+    loop.net.eval()
+    loss = sum(loop.loss().item() for _ in range(4))
+    loop.net.train()
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "alive", "severity"), [(evaluate, 4, "warning"), (evaluate_by_number, 1, "info")]
+)
+def test_an_evaluation_with_graphs_is_found_with_its_line_and_warned_of_if_it_keeps_them(evaluation, alive, severity):
     loop = Loop()
     for step in range(STEPS):
         loop.monitor.step(loop.train())
         if step % 8 == 7:
-            evaluate(loop)
+            evaluation(loop)
     loop.monitor.close()
 
     (finding,) = [f for f in loop.monitor.findings() if f.kind == "evaluation-with-graph"]
     assert "4 forward passes" in finding.message
     assert "`return F.cross_entropy(self.net(x)[0], y)`" in finding.message
     assert finding.onset == 8, "the first step after the evaluation"
+    assert {q.key: q.value for q in finding.evidence}["evaluation.alive"] == alive
+    assert str(finding.severity) == severity
 
 
 def test_hooks_are_gone_after_the_marked_steps_and_an_evaluation_without_graphs():
