@@ -1,6 +1,7 @@
 """The JSON schema: as committed, and in agreement with what loading a config says."""
 
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,12 @@ def text():
 @pytest.fixture(scope="module")
 def made(text):
     return json.loads(text)
+
+
+@cache
+def schema_of_package():
+    """Return the schema while `package` stands for gradwatch, the same in each test."""
+    return jsonschema.make_schema()
 
 
 def options(schema, section, name):
@@ -52,7 +59,7 @@ def test_the_committed_schema_is_up_to_date(made, text):
 
 
 def test_an_editor_is_offered_the_settings_of_the_name(package):
-    schema = jsonschema.make_schema()
+    schema = schema_of_package()
 
     then = options(schema, "ModelSection", "mlp")
     assert {"name", "target", "depth", "width", "activation"} <= then["properties"].keys()
@@ -62,7 +69,7 @@ def test_an_editor_is_offered_the_settings_of_the_name(package):
 
 
 def test_a_setting_that_is_needed_is_required(package):
-    then = options(jsonschema.make_schema(), "DataSection", "csv")
+    then = options(schema_of_package(), "DataSection", "csv")
 
     assert then["required"] == ["file"]
     assert "batch_size" in then["properties"]
@@ -78,7 +85,7 @@ def test_groups_take_the_settings_of_their_optimizer(made):
 
 
 def test_detectors_and_sinks_are_listed_with_their_settings(package):
-    schema = jsonschema.make_schema()
+    schema = schema_of_package()
 
     (detect, null) = schema["properties"]["detect"]["anyOf"]
     assert null == {"type": "null"}
@@ -102,6 +109,7 @@ def test_texts_of_other_projects_are_not_copied_into_the_schema(made):
 def test_the_schema_is_strict_json(text):
     schema = json.loads(text, parse_constant=lambda constant: pytest.fail(f"{constant} is no JSON"))
 
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     assert schema["type"] == "object"
 
 
@@ -117,7 +125,7 @@ CONFIG = {
 
 
 def test_a_validator_accepts_what_loads(package):
-    validator = pytest.importorskip("jsonschema").Draft202012Validator(jsonschema.make_schema())
+    validator = pytest.importorskip("jsonschema").Draft202012Validator(schema_of_package())
 
     assert [e.message for e in validator.iter_errors(CONFIG)] == []
 
@@ -140,6 +148,6 @@ REFUSED = [
 
 
 def test_a_validator_refuses_what_does_not_load(package):
-    validator = pytest.importorskip("jsonschema").Draft202012Validator(jsonschema.make_schema())
+    validator = pytest.importorskip("jsonschema").Draft202012Validator(schema_of_package())
 
     assert [(section, change) for section, change in REFUSED if validator.is_valid(CONFIG | {section: change})] == []
