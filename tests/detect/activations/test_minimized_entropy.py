@@ -79,8 +79,7 @@ def test_a_policy_whose_entropy_is_minimized_is_found(model_class, loss_of):
     assert finding.severity.name == "WARNING"
 
 
-@pytest.mark.parametrize("model_class", [Shared, Alone])
-@pytest.mark.parametrize("loss_of", [reinforce, clipped])
+@pytest.mark.parametrize(("model_class", "loss_of"), [(Shared, reinforce), (Alone, clipped)], ids=["shared", "alone"])
 @pytest.mark.parametrize(
     "combine",
     [
