@@ -1,4 +1,4 @@
-"""Watching neither brings forward nor undoes what a module draws when the training imports it."""
+"""What watching imports changes no training: modules draw what they did, and no optimizer of torch gets a namesake."""
 
 import json
 import subprocess
@@ -8,6 +8,7 @@ import pytest
 
 SCRIPT = """
 import json, os, random, sys
+from collections import Counter
 from pathlib import Path
 import numpy as np
 import torch
@@ -62,10 +63,23 @@ def report(folder):
     (folder / "report.json").write_text(json.dumps("rich" in sys.modules))
 
 
+def names(folder):
+    def below(kind):
+        return [name for sub in kind.__subclasses__() for name in (sub.__name__, *below(sub))]
+
+    before = Counter(below(torch.optim.Optimizer))
+    import gradwatch
+
+    model = nn.Linear(2, 1)
+    with gradwatch.watch(model, torch.optim.SGD(model.parameters(), lr=0.1)):
+        added = Counter(below(torch.optim.Optimizer)) - before
+    (folder / "names.json").write_text(json.dumps(sorted(added)))
+
+
 torch.optim.Adam([torch.zeros(1)])  # the first optimizer imports a compiler, which takes seconds
 # each has a process of its own, in which nothing that draws was imported before
 trainings = [(train, place, is_watched) for place in ("forward", "backward", "step") for is_watched in (False, True)]
-for run, *args in (report,), *trainings:
+for run, *args in (report,), (names,), *trainings:
     if (child := os.fork()) == 0:
         run(*args, Path(sys.argv[1]))
         os._exit(0)
@@ -95,3 +109,7 @@ def test_generators_are_those_of_the_training_unwatched(place, folder):
 def test_a_run_with_report_and_charts_does_not_import_what_draws(folder):
     assert (folder / "report" / "report.html").exists()
     assert json.loads((folder / "report.json").read_text()) is False
+
+
+def test_libraries_that_look_optimizers_up_by_name_find_torchs_own(folder):
+    assert json.loads((folder / "names.json").read_text()) == []
