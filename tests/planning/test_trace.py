@@ -1,4 +1,6 @@
-"""Check that the update of tensors without data is traced as a GPU would make it."""
+"""Check that the update of tensors without data is traced as a GPU would make it, and what a trace leaves behind."""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -47,3 +49,24 @@ def test_an_update_on_a_gpu_takes_temporaries_of_all_tensors_at_once(kind, setti
 
     assert plan.peak_bytes == pytest.approx(copies * WEIGHT_BYTES, rel=0.01)  # and the counters of the steps
     assert optimizer.param_groups[0]["foreach"] is chosen
+
+
+def test_older_objects_are_given_back_to_the_garbage_collector(monkeypatch):
+    calls = []
+    collector = SimpleNamespace(
+        get_freeze_count=lambda: 0,
+        freeze=lambda: calls.append("freeze"),
+        collect=lambda: calls.append("collect"),
+        unfreeze=lambda: calls.append("unfreeze"),
+    )
+    monkeypatch.setattr("gradwatch.planning.trace.gc", collector)
+    model = nn.Linear(2, 1)
+
+    def run(number):
+        calls.append("run")
+        model(torch.ones(1, 2)).sum().backward()
+        return 1.0
+
+    trace(run, batch=(), model=model, optimizer=None, device=torch.device("cpu"), mode=None)
+
+    assert calls == ["freeze", "run", "collect", "run", "unfreeze"]
