@@ -29,15 +29,28 @@ import warnings
 from pathlib import Path
 
 LARGEST_REQUEST_BYTES = 150_000
+ADDRESS = "GRADWATCH_TESTS_WARM_PYTHON"
+"""Names the socket of the server that all test processes share; without it, each starts its own."""
 KILL = signal.SIGQUIT  # passed on as SIGKILL, which no client could catch
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, KILL)
 
 
 @functools.cache
 def command():
-    """Return what to write in place of `[sys.executable]`; start the server of this process, which ends with it."""
+    """Return what to write in place of `[sys.executable]`."""
     if not hasattr(os, "pidfd_open"):
         return [sys.executable]
+    return [sys.executable, "-SE", __file__, os.environ.get(ADDRESS) or start()]
+
+
+def share():
+    """Start a server for this process and all that it starts from now on."""
+    if hasattr(os, "pidfd_open"):
+        os.environ[ADDRESS] = start()
+
+
+def start():
+    """Start a server that ends with this process, and imports when its first client comes; return its address."""
     address = tempfile.mktemp(prefix="warm-python-")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(address)
@@ -53,7 +66,7 @@ def command():
     )
     listener.close()
     os.close(life)
-    return [sys.executable, "-SE", __file__, address]
+    return address
 
 
 def write_program(folder):
@@ -82,12 +95,15 @@ def ask(address, arguments):
 
 def serve(listener, life, address):
     """Fork for each client; return, in the forked process alone, what is to be run."""
-    import_much()
+    has_imported = False
     while True:
         ready, _, _ = select.select([listener, life], [], [])
         if life in ready:
             Path(address).unlink()
             os._exit(0)
+        if not has_imported:
+            import_much()
+            has_imported = True
         channel, _ = listener.accept()
         if os.fork():
             channel.close()
@@ -166,9 +182,9 @@ def become(request):
         sys.argv, sys.path[0] = ["-c", *rest[1:]], ""
         code = compile(rest[0], "<string>", "exec")
     else:
-        sys.argv, sys.path[0] = [kind, *rest], str(Path(kind).parent)
-        main.__file__ = kind
-        code = compile(Path(kind).read_bytes(), kind, "exec")
+        file = Path.cwd() / kind
+        sys.argv, sys.path[0], main.__file__ = [kind, *rest], str(file.parent), str(file)
+        code = compile(file.read_bytes(), str(file), "exec")
     return functools.partial(exec, code, main.__dict__)
 
 
@@ -181,8 +197,10 @@ def run(program):
         code = error.code
     except BaseException:
         code = -signal.SIGINT if isinstance(sys.exception(), KeyboardInterrupt) else 1
-        sys.last_type, sys.last_value, sys.last_traceback = sys.exc_info()
-        sys.excepthook(*sys.exc_info())
+        sys.last_type, error, trace = sys.exc_info()
+        sys.last_traceback = trace.tb_next  # without this function
+        sys.last_value = error.with_traceback(sys.last_traceback)
+        sys.excepthook(sys.last_type, sys.last_value, sys.last_traceback)
     threading._shutdown()
     atexit._run_exitfuncs()
     if code is not None and not isinstance(code, int):

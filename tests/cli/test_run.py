@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm_python
 
 import gradwatch as package
 
@@ -52,7 +53,7 @@ def gradwatch_run(*args):
 
 
 def test_a_script_runs_as_python_runs_it(start):
-    plain = start(sys.executable, "train.py", "0.1")
+    plain = start(*warm_python.command(), "train.py", "0.1")
 
     watched = start(*gradwatch_run("--run", "mine", "--", "train.py", "0.1"))
 

@@ -13,6 +13,7 @@ from gradwatch.cli import main
 from gradwatch.config.load import load_config
 from gradwatch.detect import detectors
 from gradwatch.diagnose.rank import diagnose
+from gradwatch.history.disk.writer import read
 from gradwatch.render.terminal.summary import print_summary
 from gradwatch.train.loop import train
 
@@ -38,13 +39,10 @@ ILL = [name for name, (kind, _, _) in EXPECTED.items() if kind != "healthy"]
 HEALTHY = [name for name, (kind, _, _) in EXPECTED.items() if kind == "healthy"]
 
 
-def train_and_diagnose(name, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
-    config = load_config(CLINIC / f"{name}.yaml", [f"run.out={tmp_path / 'runs'}"])
-    outcome = train(config, log_format="plain")
+def diagnosed(directory, capsys):
     capsys.readouterr()
-    code = main(["diagnose", str(outcome.directory), "--format", "json"])
-    return code, json.loads(capsys.readouterr().out), outcome
+    code = main(["diagnose", str(directory), "--format", "json"])
+    return code, json.loads(capsys.readouterr().out)
 
 
 def test_every_illness_is_of_a_known_kind_and_has_a_cure():
@@ -55,10 +53,10 @@ def test_every_illness_is_of_a_known_kind_and_has_a_cure():
     assert len(ILL) == 6
 
 
-def assert_one_screen(outcome, cause):
+def assert_one_screen(directory, cause):
     """Check that the summary has cause, fix and evidence on one screen of 80 columns, and says nothing twice."""
     console = Console(file=io.StringIO(), width=WIDTH)
-    history, run_dir = outcome.history, Path("runs") / outcome.directory.name
+    history, run_dir = read(directory), Path("runs") / directory.name
     print_summary(console, history, diagnose(history), run_dir=run_dir)
     text = console.file.getvalue()
     lines = text.splitlines()
@@ -73,8 +71,11 @@ def assert_one_screen(outcome, cause):
 
 
 @pytest.mark.parametrize("name", ILL)
-def test_an_illness_is_diagnosed_as_what_it_is(name, tmp_path, monkeypatch, capsys):
-    code, said, outcome = train_and_diagnose(name, tmp_path, monkeypatch, capsys)
+def test_an_illness_is_diagnosed_as_what_it_is(name, clinic_run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    directory, live = clinic_run(name, tmp_path / "runs")
+
+    code, said = diagnosed(directory, capsys)
 
     kind, kind_code, layer = EXPECTED[name]
     first = said["diagnoses"][0]
@@ -84,15 +85,16 @@ def test_an_illness_is_diagnosed_as_what_it_is(name, tmp_path, monkeypatch, caps
     assert any((f["layer"] or "").startswith(layer or "") for f in loud)
     assert code == 1
     assert first["remedies"], "a diagnosis says what to change"
-    assert [f["message"] for f in said["findings"]] == [f.message for f in outcome.history.findings], (
-        "the saved run answers what the live run said"
-    )
+    assert [f["message"] for f in said["findings"]] == live, "the saved run answers what the live run said"
     monkeypatch.chdir(tmp_path)  # commands are short where the runs are below the working directory
-    assert_one_screen(outcome, first["cause"])
+    assert_one_screen(directory, first["cause"])
 
 
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_cure_is_healthy(name, tmp_path, monkeypatch, capsys):
-    code, said, _ = train_and_diagnose(name, tmp_path, monkeypatch, capsys)
+    monkeypatch.chdir(ROOT)
+    config = load_config(CLINIC / f"{name}.yaml", [f"run.out={tmp_path / 'runs'}"])
+
+    code, said = diagnosed(train(config, log_format="plain").directory, capsys)
 
     assert (code, said["verdict"]) == (0, "healthy"), [f["message"] for f in said["findings"]]

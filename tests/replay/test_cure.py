@@ -40,10 +40,10 @@ def test_the_clinic_is_all_here():
 
 
 @pytest.mark.parametrize("illness", CLINIC)
-def test_the_cure_is_found_applied_and_works(illness, tmp_path, monkeypatch, capsys):
+def test_the_cure_is_found_applied_and_works(illness, clinic_run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     config, cure = ROOT / "configs" / "clinic" / f"{illness}.yaml", tmp_path / "cure.yaml"
-    _, ill = trained(config, tmp_path / "ill", "--fail-on", "never")
+    ill, _ = clinic_run(illness, tmp_path / "ill")
     before = {p: p.read_bytes() for p in ill.rglob("*") if p.is_file()}
     capsys.readouterr()
 

@@ -105,9 +105,9 @@ def asked_again(directory):
 
 
 @pytest.mark.parametrize("name", CLINIC)
-def test_what_is_found_in_the_clinic_is_the_same_to_the_last_bit(name, tmp_path, monkeypatch):
+def test_what_is_found_in_the_clinic_is_the_same_to_the_last_bit(name, clinic_run, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    directory = trained_in_the_clinic(name, tmp_path)
+    directory, _ = clinic_run(name, tmp_path)
 
     assert bool(incidents(directory)) == (name in CRITICAL)
     for done in asked_again(directory):
