@@ -200,7 +200,7 @@ def test_a_bug_of_gradwatch_is_told_as_such_in_the_last_line(gradwatch, config, 
 
 @pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="the platform has no /dev/full")
 @pytest.mark.parametrize("buffering", ["", "1"])
-@pytest.mark.parametrize("args", [["list", "models"], ["list", "models", "--help"], ["--version"]])
+@pytest.mark.parametrize("args", [["list", "statistics"], ["list", "statistics", "--help"], ["--version"]])
 def test_a_full_output_is_one_sentence_and_no_traceback(args, buffering):
     with pathlib.Path("/dev/full").open("w") as full:
         ended = subprocess.run(

@@ -57,6 +57,12 @@ class After:
         return self.left == 0
 
 
+@pytest.fixture(scope="module")
+def rewound(tmp_path_factory):
+    """Return the outcome of a training that went back, for tests that only read it."""
+    return run(tmp_path_factory.mktemp("rewound"), *REWIND)
+
+
 def test_by_default_it_goes_on_as_before(tmp_path):
     outcome = run(tmp_path)
 
@@ -74,24 +80,19 @@ def test_stop_ends_the_run_after_the_step_and_says_that_it_failed(tmp_path):
     assert '"failed"' in (outcome.directory / "run.json").read_text()
 
 
-def test_rewind_trains_through_a_poisoned_batch(tmp_path):
-    outcome = run(tmp_path, *REWIND)
-
-    history = load_run(outcome.directory)
+def test_rewind_trains_through_a_poisoned_batch(rewound):
+    history = load_run(rewound.directory)
     (rewind,) = [event for event in history.events if event.kind == "rewind"]
-    assert outcome.ending == "finished"
+    assert rewound.ending == "finished"
     assert history.steps("loss").tolist() == list(range(40)), "each step is in the history once"
     assert np.isfinite(history["loss"]).all()
-    assert all(bool(torch.isfinite(value).all()) for value in weights(outcome).values())
+    assert all(bool(torch.isfinite(value).all()) for value in weights(rewound).values())
     assert not history.findings
     assert f"step {STEP}" in rewind.text
     assert "went back to step 16" in rewind.text
 
 
-def test_after_a_rewind_the_weights_are_those_of_a_run_that_never_had_the_batch(tmp_path, monkeypatch):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    outcome = run(tmp_path / "a", *REWIND)
+def test_after_a_rewind_the_weights_are_those_of_a_run_that_never_had_the_batch(rewound, tmp_path, monkeypatch):
     build = TrainingState.build
 
     def without_the_batch(config, **kwargs):
@@ -101,17 +102,14 @@ def test_after_a_rewind_the_weights_are_those_of_a_run_that_never_had_the_batch(
 
     with monkeypatch.context() as patch:
         patch.setattr(TrainingState, "build", without_the_batch)
-        other = run(tmp_path / "b", step=None)
+        other = run(tmp_path, step=None)
 
-    assert_same_weights(outcome, other)
+    assert_same_weights(rewound, other)
 
 
 @pytest.mark.parametrize("steps", [18, STEP + 3, STEP + 12])
-def test_a_rewound_run_that_is_interrupted_comes_to_the_same_end(tmp_path, monkeypatch, steps):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    whole = run(tmp_path / "a", *REWIND)
-    config = poisoned(tmp_path / "b", *REWIND)
+def test_a_rewound_run_that_is_interrupted_comes_to_the_same_end(rewound, tmp_path, monkeypatch, steps):
+    config = poisoned(tmp_path, *REWIND)
 
     with monkeypatch.context() as patch:
         patch.setattr(loop, "Interrupt", lambda: After(steps))
@@ -119,8 +117,8 @@ def test_a_rewound_run_that_is_interrupted_comes_to_the_same_end(tmp_path, monke
     second = train(config, resume=first.directory, log_format="plain")
 
     assert first.ending == "interrupted"
-    assert_same_weights(whole, second)
-    ours, theirs = load_run(second.directory), load_run(whole.directory)
+    assert_same_weights(rewound, second)
+    ours, theirs = load_run(second.directory), load_run(rewound.directory)
     np.testing.assert_array_equal(ours["loss"], theirs["loss"])
     np.testing.assert_array_equal(ours["grad.l2"], theirs["grad.l2"])
     assert [e.kind for e in ours.events].count("rewind") == 1
@@ -140,10 +138,8 @@ def test_a_bad_batch_is_known_again_in_another_epoch_after_a_restart(tmp_path, m
     assert [identity[:2] for identity in progress["bad"]] == [[0, STEP]]
 
 
-def test_steps_after_a_rewind_can_be_run_again_from_before_it(tmp_path):
-    outcome = run(tmp_path, *REWIND)
-
-    done = rerun(outcome.directory, step=25)
+def test_steps_after_a_rewind_can_be_run_again_from_before_it(rewound):
+    done = rerun(rewound.directory, step=25)
 
     assert done.source == "start"
     assert done.is_same, done.differences[:3]
