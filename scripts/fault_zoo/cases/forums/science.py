@@ -81,10 +81,10 @@ class DeepGraphNet(nn.Module):
 
 @case(
     fault="vanishing-gradient",
-    also=("loss-plateau", "poor-initialization", "dead-layer"),
+    also=("loss-plateau", "poor-initialization", "dead-layer", "no-gradient"),
     layers=("entry", "convs"),
     onset=0,
-    tolerate=("layer-imbalance", "constant-batch"),
+    tolerate=("layer-imbalance", "constant-batch", "dead-relu", "rising-sparsity"),
     source="https://github.com/lightaime/deep_gcns_torch/issues/10 (a deeper network gets worse)",
     tags=("graph",),
 )
