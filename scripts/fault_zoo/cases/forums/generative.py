@@ -130,6 +130,7 @@ def train_codebook(attach: Attach, *, on_chosen: bool) -> tuple[VectorQuantized,
     also=("dead-layer", "not-optimized"),
     layers=("codebook",),
     onset=0,
+    tolerate=("learning-rate-too-high",),
     source=(
         "https://github.com/showlab/Olaf-World/issues/8, https://github.com/EdoardoBotta/RQ-VAE-Recommender/issues/24"
     ),
