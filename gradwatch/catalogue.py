@@ -30,6 +30,7 @@ _ONE_READ = "every step; shares one read of the gradient"
 _SAMPLED_COPY = "every watch.updates_every steps; one read of weights and moments, or of weights and a copy of them"
 _SAMPLED_FORWARD = "every watch.activations_every steps; a few reads of at most watch.activation_elements values"
 _SAMPLED_QUERIES = "every watch.activations_every steps; the products of 8 queries in each of 4 samples with all keys"
+_POLICY = "every watch.activations_every steps, if the loss is a policy gradient; a few reads of what its graph keeps"
 _REMEMBERED = "every watch.activations_every steps; a few bits of memory for each unit"
 _HOST = "every step; no tensor is read"
 _VALIDATED = "every train.eval_every steps"
@@ -117,6 +118,23 @@ RUN: tuple[Statistic, ...] = (
         "every watch.updates_every steps, if gradients are accumulated; one read of the gradient",
         is_sampled=True,
     ),
+    Statistic(
+        "policy.entropy", "0..1", "entropy of a policy over the log of the number of actions", _POLICY, is_sampled=True
+    ),
+    Statistic(
+        "policy.divergence",
+        "nats",
+        "estimate of the KL divergence of a policy from the one that drew the samples",
+        _POLICY,
+        is_sampled=True,
+    ),
+    Statistic(
+        "policy.clipped_frac",
+        "0..1",
+        "fraction of the ratios of a policy outside of their clip range",
+        _POLICY,
+        is_sampled=True,
+    ),
     Statistic("loss_scale", "", "scale of the GradScaler during the step; 1 without one", _HOST),
     Statistic("skipped", "0 or 1", "1 if the optimizer step was skipped", _HOST),
     Statistic("step_ms", "ms", "wall time from one recorded step to the next", _HOST, is_clock=True),
@@ -142,6 +160,7 @@ RUN: tuple[Statistic, ...] = (
 PARAM_NAMES: tuple[str, ...] = tuple(s.name for s in PARAM)
 ACT_NAMES: tuple[str, ...] = tuple(s.name for s in ACT)
 CLOCK_NAMES: frozenset[str] = frozenset(s.name for s in RUN if s.is_clock)
+POLICY_NAMES: tuple[str, ...] = tuple(s.name for s in RUN if s.name.startswith("policy."))
 SAMPLED_NAMES: frozenset[str] = frozenset(s.name for s in (*PARAM, *ACT, *RUN) if s.is_sampled)
 
 

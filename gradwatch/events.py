@@ -208,6 +208,11 @@ ENTROPY_MINIMIZED = EventKind(
     meaning="The loss of a policy gradient adds the entropy of the policy, with a factor of unknown sign.",
     text="the loss adds the entropy of the policy: with a positive factor, training minimizes it",
 )
+POLICY = EventKind(
+    name="graph-policy",
+    meaning="The loss weighs log-probabilities or ratios of chosen classes, as a policy gradient does.",
+    text="the loss weighs the chosen classes one by one, as a policy gradient weighs actions",
+)
 CODEBOOK = EventKind(
     name="graph-codebook",
     meaning="A loss pulls rows of a table to fixed values, as in a vector quantizer.",

@@ -50,6 +50,8 @@ class CauseId(enum.StrEnum):
     ATTENTION_LOGITS = "attention-logits"
     UNBALANCED_ROUTER = "unbalanced-router"
     ENTROPY_ADDED = "entropy-added"
+    POLICY_STEPS = "policy-steps"
+    OTHER_RATIOS = "other-ratios"
     UNREGISTERED_LAYERS = "unregistered-layers"
     UNBALANCED_TASKS = "unbalanced-tasks"
     MISSING_PARAMETERS = "missing-parameters"
@@ -148,6 +150,7 @@ CAUSES: tuple[Cause, ...] = (
             "rising-sparsity": 2,
             "saturated-activation": 2,
             "attention-collapse": 3,
+            "policy-divergence": 3,
             "dead-layer": 2,
             "no-gradient": 1.5,
             "loss-plateau": 2,
@@ -638,6 +641,36 @@ CAUSES: tuple[Cause, ...] = (
         confirm="Print the entropy of the policy: it falls towards 0 from the first updates on.",
         remedies=("subtract_entropy",),
         source="Mnih et al. 2016, https://arxiv.org/abs/1602.01783, sec. 4",
+    ),
+    Cause(
+        id=CauseId.POLICY_STEPS,
+        name="too many or too large updates on the same samples of a policy",
+        leads={"policy-divergence": 6},
+        explains={"saturated-activation": 2, "loss-plateau": 1.5, "gradient-spike": 1.5, "dead-layer": 1.2},
+        conditions={Condition.RATIO_AT_ONCE: 0.5},
+        because=(
+            "Each pass over the same samples moves the policy further, and a clip only ends the gradient of a "
+            "sample that has moved too far already."
+        ),
+        confirm="Print the divergence after each pass over the samples: it grows from pass to pass.",
+        remedies=("lower_rate", "fewer_passes"),
+        source="Schulman et al. 2017, https://arxiv.org/abs/1707.06347, sec. 3; Andrychowicz et al. 2021, "
+        "https://arxiv.org/abs/2006.05990, sec. 3.5",
+    ),
+    Cause(
+        id=CauseId.OTHER_RATIOS,
+        name="earlier log-probabilities of other samples, or of another distribution",
+        leads={"policy-divergence": 4},
+        explains={"loss-plateau": 2, "gradient-spike": 1.5},
+        requires=frozenset({Condition.RATIO_AT_ONCE}),
+        conditions={Condition.RATIO_AT_ONCE: 2},
+        because=(
+            "In the first pass over new samples the policy is the one that drew them, so each ratio is 1. A shuffle of "
+            "one of the two, another mode of the model, or another sum over dimensions makes it another number."
+        ),
+        confirm="Print the ratios of the first pass over new samples: they must be 1.",
+        remedies=("same_log_probs",),
+        source="huggingface/trl#454, https://github.com/huggingface/trl/issues/454",
     ),
     Cause(
         id=CauseId.UNDIVIDED_SCORES,

@@ -163,6 +163,9 @@ class Condition(enum.Enum):
     UNUSED_EXPERTS = enum.auto()
     """The finding concerns a router that sends no token to most of its experts."""
 
+    RATIO_AT_ONCE = enum.auto()
+    """Even the smallest reading of a policy is far from the policy that drew the samples."""
+
     ZERO_WEIGHTS = enum.auto()
     """Most weight matrices started at zero."""
 

@@ -70,6 +70,9 @@ LARGE_INPUT = 30.0
 USUAL_INPUT = 5.0
 """The same for inputs that are not to blame; normalized data are at 1."""
 
+RATIO_NATS = 0.1
+"""Divergence of a policy in the first pass over new samples, where it must be 0; one of 8 readings is often there."""
+
 STEEP = 1e3
 """Gradient norm in units of the loss: with weights of order 1, a step of 1/1000 would undo all of the loss."""
 
@@ -153,6 +156,7 @@ def _of_evidence(leading: Finding) -> dict[Condition, bool]:
         Condition.RANK_DRAWS: "rank.draws" in evidence,
         Condition.UNUSED_EXPERTS: "routing.unused" in evidence,
         Condition.RATE_SQUARED: "lr.initial" in evidence,
+        Condition.RATIO_AT_ONCE: evidence.get("policy.divergence.smallest", 0.0) > RATIO_NATS,
         Condition.SHUT: all(abs(evidence.get(key, math.inf)) < SHUT_SIZE for key in ("act.mean", "act.std")),
     }
 

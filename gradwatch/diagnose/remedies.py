@@ -216,6 +216,13 @@ KNOWN: dict[str, Build] = {
         "divide the scores before {where} by the square root of their dimension",
         "scores = queries @ keys.transpose(-2, -1) / queries.shape[-1] ** 0.5",
     ),
+    "fewer_passes": _either(
+        "make fewer passes over the same samples, or end them once the divergence is above 0.05",
+        "if divergence > 0.05:\n    break  # collect new samples",
+    ),
+    "same_log_probs": _either(
+        "take the earlier log-probabilities from the same samples, mode and sum over dimensions as the new ones"
+    ),
     "normalize_queries": _either(
         "normalize queries and keys before their product (QK-norm)",
         "queries, keys = (torch.nn.functional.rms_norm(x, x.shape[-1:]) for x in (queries, keys))",

@@ -238,6 +238,8 @@ class PendingRow:
             run["loss"] += float(values["loss"]) / self.calls
         if "micro" in values:  # the loop divides each micro-batch's loss by their number
             run["grad_norm.micro"] = self.accumulate / run["loss_scale"] * float(values["micro"])
+        if "policy" in values:
+            run |= dict(zip(catalogue.POLICY_NAMES, map(float, values["policy"]), strict=True))
         if self.has_norms:
             given_norm = float(values["given_norm"].mean()) if "given_norm" in values else self.given_norm
             run["grad_norm.before_clip"], run["grad_norm.after_clip"] = row.norms(given_norm)

@@ -28,6 +28,8 @@ from gradwatch.probe.modules.identical_units import find_identical_units
 from gradwatch.probe.modules.random_draws import RandomDraws
 from gradwatch.probe.modules.train_eval_modes import TrainEvalModes
 from gradwatch.probe.parameters import Models
+from gradwatch.probe.policy.probe import PART as POLICY_PART
+from gradwatch.probe.policy.probe import PolicyProbe
 from gradwatch.probe.updates.outside_moves import OutsideMoves
 from gradwatch.probe.updates.parameter_changes import ParameterChanges
 from gradwatch.records import Event, LayerInfo
@@ -62,6 +64,9 @@ class Inspections:
         hooked: Whether hooks inspect modes, inputs and running statistics. A loop that sets training mode for each step
             and evaluation mode for each validation needs no hooks. Such a loop may also resume between the two steps
             that some inspections compare.
+
+    Attributes:
+        policy: Probe of the policy in the loss of a policy gradient.
     """
 
     def __init__(
@@ -83,6 +88,7 @@ class Inspections:
         attempts = self._attempts = attempts or Attempts()
         places = self._known = {(event.kind, event.layer) for event in known}
         self._graph = LossGraphReader(models, params, layers, optimizers=optimizers, known=places, attempts=attempts)
+        self.policy = PolicyProbe(params, known=places, attempts=attempts)
         self._modes = TrainEvalModes(models, optimizers, known=places, hooked=hooked)
         self._inputs = ModelInputs(models) if hooked else None
         self._outputs = OutputGraphs(models) if hooked else None
@@ -145,6 +151,7 @@ class Inspections:
         found = [*self._find("the recurrence", self._recurrences.find)] if self._recurrences else []
         if self._target_match:
             found += self._find("the match of outputs and targets", partial(self._target_match.find, loss))
+        found += self._find(POLICY_PART, partial(self.policy.find, loss, step))
         if self._inputs:
             found += self._find("the inputs", self._inputs.find)
             if self._inputs.is_traced:  # compiled code calls no hooks, and is compiled again for each new one
@@ -203,6 +210,7 @@ class Inspections:
     def close(self) -> None:
         """Remove all hooks."""
         self.forget_loss()
+        self.policy.close()
         self._functional.close()
         self._draws.close()
         if self._zero_grad:

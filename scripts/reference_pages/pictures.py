@@ -38,6 +38,7 @@ STATISTICS = {
     "loss-scale-collapse": ("loss_scale", "skipped"),
     "constant-batch": ("batch_hash",),
     "probabilities-into-loss": ("loss",),
+    "policy-divergence": ("policy.divergence",),
     "train-eval-mismatch": ("loss", "val_loss"),
     "overfitting": ("loss", "val_loss"),
     "loss-plateau": ("loss",),

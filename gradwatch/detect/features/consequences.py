@@ -23,6 +23,8 @@ FOLLOWS: dict[str, frozenset[str]] = {
         "saturated-activation",
         "vanishing-gradient",
     },
+    # weights that overshot are another policy
+    "policy-divergence": OVERSHOT | {"gradient-spike"},
     "attention-collapse": OVERSHOT | {"gradient-spike", "poor-initialization"},
     "saturated-activation": OVERSHOT | {"gradient-spike", "poor-initialization"},
     # an exploding recurrence makes the first loss large whatever the weights are
@@ -79,6 +81,7 @@ FOLLOWS: dict[str, frozenset[str]] = {
         "not-optimized",
         "oscillating-gradient",
         "poor-initialization",
+        "policy-divergence",
         "probabilities-into-loss",
         "saturated-activation",
         "vanishing-gradient",

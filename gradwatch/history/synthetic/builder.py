@@ -143,6 +143,14 @@ class Synthetic(HealthyRun):
         self.info = replace(self.info, activations=tuple(acts))
         return self
 
+    def policy_gradient(self, *, divergence: float, clipped: float, entropy: float = 0.9, onset: int = 100) -> Self:
+        """Make the loss a policy gradient, with usual statistics before `onset` and the given ones from then on."""
+        is_sampled_T, is_later_T = self.t_T % dynamics.SAMPLE_EVERY == 0, self.t_T >= onset
+        usual = {"entropy": (entropy, 0.9), "divergence": (divergence, 0.02), "clipped_frac": (clipped, 0.1)}
+        for name, (later, before) in usual.items():
+            self.policy[f"policy.{name}"] = np.where(is_sampled_T, np.where(is_later_T, later, before), np.nan)
+        return self
+
     def warm_up(self, *, steps: int = 50, factor: float = 5.0) -> Self:
         """Raise the learning rate linearly over the first steps. Gradients start larger by a factor, then settle."""
         self.lr_T *= np.minimum((self.t_T + 1) / steps, 1.0)

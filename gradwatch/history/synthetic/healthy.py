@@ -49,6 +49,7 @@ class HealthyRun:
         dead_frac_TA, saturated_frac_TA, act_mean_TA, act_std_TA: Statistics of the activations.
         max_logit_TA, attention_entropy_TA: Statistics of attention; nan for every other activation.
         silent_TA, silent_since_TA: Number of silent units, and the first step of their silence.
+        policy: Statistics of a policy by name; empty for a loss that is no policy gradient.
         events: Events of the run; `add_event` adds to them.
     """
 
@@ -70,6 +71,7 @@ class HealthyRun:
         self.width, self.numel = width, width * width
         self.t_T = np.arange(steps)
         self.events: list[Event] = []
+        self.policy: dict[str, dynamics.Array] = {}
         self.rates: list[float] = []  # learning rates of further groups, relative to the first
         self.info = dynamics.describe(
             layers=layers,
@@ -165,6 +167,7 @@ class HealthyRun:
             "loss_scale": self.loss_scale_T,
             "skipped": self.skipped_T,
             "batch_hash": self.batch_hash_T,
+            **self.policy,
             "lr.0": self.lr_T,
             **{f"lr.{i}": factor * self.lr_T for i, factor in enumerate(self.rates, start=1)},
         }

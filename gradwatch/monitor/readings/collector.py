@@ -188,6 +188,9 @@ class Collector:
             spent_s = self._activations.spent_s  # inside the forward calls
             self._meter.hooks_s += spent_s
             self._meter.optional_s += spent_s + time.perf_counter() - began
+        if self.updates.due.activations and (facts := self._context.facts):
+            self._meter.hooks_s += facts.policy.spent_s
+            readings |= facts.policy.read()
         builder = RowBuilder(
             step=self._counter.step,
             num_layers=self._num_layers,

@@ -18,8 +18,7 @@ from gradwatch.probe.activations.attention import COMPOSED, FUSED, SOFTMAX, read
 from gradwatch.probe.activations.products import arguments, is_product, through
 from gradwatch.probe.activations.routing import Router, count_tokens, find_router
 from gradwatch.probe.activations.rules import ActivationRules, rules_of
-from gradwatch.probe.activations.saved_hooks import count_uses, may_have_hook
-from gradwatch.probe.device.dtensor import local_part
+from gradwatch.probe.activations.saved_hooks import count_uses, saved_tensor
 from gradwatch.probe.graph.graph import LEAF, NAMES, Node, operation
 from gradwatch.probe.graph.loss_rules import LINEAR
 from gradwatch.probe.nested import tensors_of
@@ -191,16 +190,7 @@ class FunctionalActivations:
             return Tensor(function.module(kept))
 
     def _saved(self, node: Node, name: str) -> Tensor | None:
-        """Return a tensor that a node saves, or None if the tensor is not in memory unchanged."""
-        # the raw attribute shows hooks without running them
-        raw = getattr(node, f"_raw_saved_{name}", None)
-        if raw is None or may_have_hook(raw, self._uses_of_hooks):
-            return None
-        try:
-            kept = getattr(node, f"_saved_{name}")
-        except RuntimeError:  # freed by a backward, or overwritten since
-            return None
-        return None if kept is None else local_part(kept)
+        return saved_tensor(node, name, self._uses_of_hooks)
 
     def _owner(self, node: Node) -> OwnerModule | None:
         """Return the module of the nearest matrix before an activation, or else of the nearest parameter."""

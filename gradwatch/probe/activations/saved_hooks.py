@@ -1,11 +1,15 @@
-"""Find out whether a saved tensor may have hooks, also before torch 2.11, where the tensor does not show them."""
+"""Return saved tensors without running their hooks, which torch shows from 2.11 on."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+
+from gradwatch.probe.device.dtensor import local_part
+from gradwatch.probe.graph.graph import Node
 
 _SAYS_HOOKS = hasattr(torch._C._autograd.SavedTensor, "unpack_hook")
 """Whether a saved tensor has its hook as an attribute."""
@@ -31,6 +35,25 @@ def may_have_hook(saved: Any, since: int | None) -> bool:
         since: Result of `count_uses` before the tensor was saved. Before torch 2.11, any use since then counts.
     """
     return saved.unpack_hook is not None if _SAYS_HOOKS else since != _Uses.begun
+
+
+def saved_tensor(node: Node, name: str, since: int | None) -> Tensor | None:
+    """Return a tensor that a node saves, or None if the tensor is not in memory unchanged.
+
+    Args:
+        node: A node of the graph.
+        name: Name of the tensor, such as `self`.
+        since: Result of `count_uses` before the tensor was saved.
+    """
+    # the raw attribute shows hooks without running them
+    raw = getattr(node, f"_raw_saved_{name}", None)
+    if raw is None or may_have_hook(raw, since):
+        return None
+    try:
+        kept = getattr(node, f"_saved_{name}")
+    except RuntimeError:  # freed by a backward, or overwritten since
+        return None
+    return None if kept is None else local_part(kept)
 
 
 def _count_contexts() -> None:
