@@ -136,14 +136,14 @@ def test_the_same_history_gives_the_same_findings_twice(detector):
         assert list(type(detector)().detect(example.history)) == first, example.name
 
 
-@pytest.mark.parametrize("exponent", [-20, 20])
 @pytest.mark.parametrize("detector", [d for d in ALL if d.kind != "fp16-underflow"], ids=lambda d: d.kind)
-def test_gradients_in_other_units_give_the_same_findings(detector, exponent, findings, replay):
-    for example, found in findings(detector):
-        scaled = _rescaled(example.history, 2.0**exponent)
+def test_gradients_in_other_units_give_the_same_findings(detector, findings, replay):
+    for number, (example, found) in enumerate(findings(detector)):
         wanted = {(f.layer, f.step) for f in found}
+        for exponent in (-20, 20) if found else (-20 if number % 2 else 20,):  # near misses are many
+            scaled = _rescaled(example.history, 2.0**exponent)
 
-        assert {(f.layer, f.step) for f in replay(scaled, [detector])} == wanted, example.name
+            assert {(f.layer, f.step) for f in replay(scaled, [detector])} == wanted, (example.name, exponent)
 
 
 def _rescaled(history: History, factor: float) -> History:

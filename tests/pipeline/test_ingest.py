@@ -58,7 +58,10 @@ def first_history():
 @pytest.mark.parametrize("detector", ALL, ids=lambda detector: detector.kind)
 def test_rows_that_come_together_give_the_findings_of_rows_that_come_one_by_one(detector):
     for example in type(detector).examples():
-        together, apart = ingest_of(example.history, detectors=ALL), ingest_of(example.history, detectors=ALL)
+        asked = (
+            ALL if example.layers else [detector]
+        )  # others may speak of what is found, and say little of near misses
+        together, apart = (ingest_of(example.history, detectors=asked) for _ in range(2))
 
         for block in blocks(rows(example.history)):
             together.ingest(block)
