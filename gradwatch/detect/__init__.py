@@ -138,7 +138,9 @@ class WaitingDetector(Detector, Protocol):
 
 def waiting(history: History, among: Iterable[Detector]) -> tuple[str, ...]:
     """Return the kinds of the detectors that cannot judge a run yet."""
-    return tuple(d.kind for d in among if isinstance(d, WaitingDetector) and not d.can_judge(history))
+    # before Python 3.12, `isinstance` with a protocol takes 0.1 ms
+    asked = (d for d in among if hasattr(d, "can_judge") and isinstance(d, WaitingDetector))
+    return tuple(d.kind for d in asked if not d.can_judge(history))
 
 
 def detectors(settings: Mapping[str, Mapping[str, Any]] | None = None) -> tuple[Detector, ...]:
