@@ -132,6 +132,14 @@ def _one_thread():
         torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _nothing_is_synced():
+    """Leave files to the system: a wait for the disk takes 5 ms, and only a loss of power would show a difference."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _monitors_are_detached_after_their_test():
     """Detach the monitors that a test leaves open: they would follow the optimizers of later tests."""
