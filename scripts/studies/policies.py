@@ -1,9 +1,9 @@
 """Train agents on small games, as they should be and with faults, and count what is reported about their policies.
 
-    python scripts/studies/policies.py --games cartpole bandit grid --seeds 3 --first 0
-    python scripts/studies/policies.py --games pendulum catch digits --seeds 3 --first 100
+    python scripts/studies/policies.py --games cartpole bandit grid --seeds 1 --first 0
+    python scripts/studies/policies.py --games pendulum catch digits --seeds 1 --first 100
 
-Thresholds of `policy-divergence` were chosen on the games of the first line, and are judged on those of the second.
+The bound of `policy-divergence` was chosen on the games of the first line, and is judged on those of the second.
 Agents: PPO in three usual settings, A2C and REINFORCE; DQN and discrete SAC, which have no policy gradient.
 """
 

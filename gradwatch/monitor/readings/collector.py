@@ -190,6 +190,7 @@ class Collector:
             self._meter.optional_s += spent_s + time.perf_counter() - began
         if self.updates.due.activations and (facts := self._context.facts):
             self._meter.hooks_s += facts.policy.spent_s
+            self._meter.optional_s += facts.policy.spent_s
             readings |= facts.policy.read()
         builder = RowBuilder(
             step=self._counter.step,

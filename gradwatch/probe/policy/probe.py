@@ -119,4 +119,4 @@ class PolicyProbe:
         """Return the policy gradient in a graph, if the policy is of the watched model."""
         policy = find_policy(graph)
         # tensors hash by identity, so a set of them is safe
-        return policy if policy is not None and graph.parameter(policy.source) in self._params else None
+        return policy if policy is not None and graph.parameter(policy.place) in self._params else None

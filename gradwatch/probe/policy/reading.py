@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gradwatch.probe.graph.graph import Node, dimension, operation
-from gradwatch.probe.policy.terms import Policy
+from gradwatch.probe.policy.terms import Policy, clip_range
 
 MAX_VALUES = 65536
 """Maximum number of values to read of one tensor, at equal distances."""
@@ -60,14 +60,16 @@ def _divergence(ratio_N: Tensor) -> Tensor:
 
 
 def _clipped(clamp: Node | None, ratio_N: Tensor) -> Tensor:
-    low, high = (None, None) if clamp is None else (clamp._saved_min, clamp._saved_max)
-    if not isinstance(low, (float, int)) or not isinstance(high, (float, int)):
+    bounds = clip_range(clamp)
+    if bounds is None:
         return torch.full((), math.nan, device=ratio_N.device)
-    return ((ratio_N < low) | (ratio_N > high)).mean(dtype=torch.float32)
+    return ((ratio_N < bounds[0]) | (ratio_N > bounds[1])).mean(dtype=torch.float32)
 
 
-def _probabilities(source: Node, saved: Saved) -> Tensor | None:
+def _probabilities(source: Node | None, saved: Saved) -> Tensor | None:
     """Return the probabilities of all actions for some samples, or None."""
+    if source is None:
+        return None
     name = operation(source)
     kept = saved(source, KEPT[name])
     if kept is None or not kept.ndim or kept.shape[-1] < 2 or not kept.numel() or not _is_along_last(source, kept):

@@ -1,4 +1,4 @@
-"""Find a policy gradient in the graph of a loss: chosen actions, weighed by a constant for each of them."""
+"""Find a policy gradient in the graph of a loss: chosen actions, weighed by a constant for each, or clipped ratios."""
 
 from __future__ import annotations
 
@@ -19,16 +19,22 @@ class Policy(NamedTuple):
     """A policy gradient.
 
     Args:
-        source: Operation whose node keeps the probabilities of all actions, or what they follow from.
+        source: Operation whose node keeps the probabilities of all actions, or what they follow from; None if actions
+            are continuous.
         weighings: Products with a constant for each chosen action, such as its advantage; the nearest first.
         ratio: Probability over the one at the time of the choice: the exponential of a difference. None without one.
         clamp: Clamp of the ratio, or None.
     """
 
-    source: Node
+    source: Node | None
     weighings: tuple[Node, ...]
     ratio: Node | None
     clamp: Node | None
+
+    @property
+    def place(self) -> Node:
+        """A node above the parameters of the policy."""
+        return self.ratio if self.source is None else self.source
 
 
 def find_policy(graph: Graph) -> Policy | None:
@@ -47,9 +53,19 @@ def find_policy(graph: Graph) -> Policy | None:
         weighings = tuple(it for it in above if operation(it) == "Mul" and None in graph.edges(it) and shape(it))
         if weighings:
             ratio = next((it for it in above if _is_ratio(graph, it)), None)
-            clamps = (it for it in above if operation(it) == "Clamp" and graph.through(graph.first(it)) is ratio)
-            return Policy(source, weighings, ratio, next(clamps, None) if ratio else None)
+            return Policy(source, weighings, ratio, _clamp_of(graph, ratio))
+    for ratio in graph.of("Exp"):
+        clamp = _clamp_of(graph, ratio) if _is_ratio(graph, ratio) else None
+        bounds = clip_range(clamp)
+        if bounds is not None and bounds[0] < 1 < bounds[1]:
+            return Policy(None, (), ratio, clamp)
     return None
+
+
+def clip_range(clamp: Node | None) -> tuple[float, float] | None:
+    """Return the bounds of a clamp that are numbers, or None."""
+    low, high = (None, None) if clamp is None else (clamp._saved_min, clamp._saved_max)
+    return (low, high) if isinstance(low, (float, int)) and isinstance(high, (float, int)) else None
 
 
 def _source(graph: Graph, node: Node | None) -> Node | None:
@@ -71,3 +87,8 @@ def _is_ratio(graph: Graph, node: Node) -> bool:
         return False
     value, constant = graph.edges(difference)
     return value is not None and constant is None
+
+
+def _clamp_of(graph: Graph, ratio: Node | None) -> Node | None:
+    clamps = (it for it in graph.of("Clamp") if ratio is not None and graph.through(graph.first(it)) is ratio)
+    return next(clamps, None)

@@ -134,3 +134,18 @@ def test_only_a_policy_gradient_replaces_a_function_of_torch_until_the_monitor_c
 
 def test_reading_changes_no_loss():
     assert train(weighed)[1] == train(weighed, is_watched=False)[1]
+
+
+def test_the_ratio_of_continuous_actions_is_read_where_it_is_clipped():
+    actions = torch.linspace(-1.0, 1.0, SAMPLES)[:, None].expand(-1, ACTIONS)
+
+    def ppo(means):
+        log_prob = torch.distributions.Normal(means, 0.5).log_prob(actions).sum(-1)
+        ratio = (log_prob - (log_prob.detach() - SHIFT)).exp()
+        return -torch.min(ratio * ADVANTAGE, ratio.clamp(0.8, 1.2) * ADVANTAGE).mean()
+
+    history, _, _ = train(ppo, steps=21)
+
+    assert last(history, "divergence") == pytest.approx(math.exp(SHIFT) - 1 - SHIFT, rel=1e-4)
+    assert last(history, "clipped_frac") == 1.0
+    assert math.isnan(last(history, "entropy"))
