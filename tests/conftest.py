@@ -132,6 +132,13 @@ def _one_thread():
         torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _older_objects_are_frozen():
+    """Spare the collector what earlier files have left for good: sources that were read, compilers, caches."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _nothing_is_synced():
     """Leave files to the system: a wait for the disk takes 5 ms, and only a loss of power would show a difference."""
