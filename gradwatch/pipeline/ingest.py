@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from gradwatch.attempts import DETECTOR, SINK, Attempts
 from gradwatch.detect import Detector, EndDetector, RankDetector, TriggeredDetector, WithdrawingDetector, due_T
+from gradwatch.detect.features.consequences import cause_depth
 from gradwatch.diagnose.rank import diagnose
 from gradwatch.events import NOT_SHOWN, Observation
 from gradwatch.history.ending import Status
@@ -90,7 +91,7 @@ class Ingest:
         self.unhandled_findings: list[Finding] = []
         # what fits after the window of the table, and at least a window
         self.max_rows_at_once = max(WINDOW, history.param.slack)
-        self._detectors = tuple(detectors)
+        self._detectors = tuple(sorted(detectors, key=lambda detector: cause_depth(detector.kind)))  # causes first
         self._triggers = {id(d): d.triggers_T for d in detectors if isinstance(d, TriggeredDetector)}
         self._withdrawing = {id(d): d for d in detectors if isinstance(d, WithdrawingDetector)}
         self._sinks = list(sinks)

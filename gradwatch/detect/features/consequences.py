@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from gradwatch.history.store import History
 from gradwatch.records import Severity
 
@@ -88,6 +90,16 @@ FOLLOWS: dict[str, frozenset[str]] = {
     },
 }
 """For each kind of finding, the kinds that can cause it by their mechanism."""
+
+
+@functools.cache
+def cause_depth(kind: str) -> int:
+    """Return the length of the longest chain of kinds that can lead to this one: 0 if none of them can cause it.
+
+    Of detectors that are due at the same step, one of a lower depth runs first. So a cause is known when its
+    consequence is judged.
+    """
+    return max((1 + cause_depth(cause) for cause in FOLLOWS.get(kind, ())), default=0)
 
 
 def severity_after(history: History, kind: str, *, but: frozenset[str] = frozenset()) -> Severity:

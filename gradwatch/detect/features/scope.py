@@ -50,8 +50,8 @@ def _groups(history: History, ill_L: NDArray[np.bool_], thawed: bool) -> list[Sc
     ill = [i for i in np.flatnonzero(ill_L).tolist() if trains[i]]
     if not ill:
         return []
-    # all trainable tensors: the whole run, unless the run has a single one
-    if len(ill) == sum(trains):
+    # all trainable tensors: the whole run, unless the run has a single one, or most of the model is frozen
+    if len(ill) == sum(trains) and (len(ill) == 1 or 2 * len(ill) > len(layers)):
         return [(None, ill)] if len(ill) > 1 else [(layers[i].name, [i]) for i in ill]
     of = Counter(m for i, layer in enumerate(layers) if trains[i] for m in _modules(layer.module))
     ill_of = Counter(m for i in ill for m in _modules(layers[i].module))
@@ -61,6 +61,11 @@ def _groups(history: History, ill_L: NDArray[np.bool_], thawed: bool) -> list[Sc
         whole = (m for m in _modules(layers[i].module) if ill_of[m] == of[m] > 1)
         groups.setdefault(next(whole, layers[i].name), []).append(i)
     return [(name if len(group) > 1 else layers[group[0]].name, group) for name, group in groups.items()]
+
+
+def is_everything(history: History, group: list[int]) -> bool:
+    """Return whether a group has every trainable tensor of the run."""
+    return len(group) == sum(layer.trainable for layer in history.info.layers)
 
 
 def joined_modules(

@@ -16,7 +16,7 @@ from gradwatch.detect import Example, Recovery
 from gradwatch.detect.features.baseline import first_steps, is_zero_from_start
 from gradwatch.detect.features.consequences import is_consequence
 from gradwatch.detect.features.finding import finding_of, subject
-from gradwatch.detect.features.scope import affected_modules, joined_modules
+from gradwatch.detect.features.scope import affected_modules, is_everything, joined_modules
 from gradwatch.detect.features.structure import structure_of
 from gradwatch.detect.gradients.dead_layer_rules.experts import router_of
 from gradwatch.detect.gradients.no_gradient_rules.reached import find_first_gradient, judged_tensors, reached_steps
@@ -142,7 +142,7 @@ class NoGradient:
             for names, group in joined_modules(history, part_L, kind=self.kind, severity=least)
         ]
         for least, names, group in parts:
-            severity = Severity.CRITICAL if least > Severity.INFO and not names else least
+            severity = Severity.CRITICAL if least > Severity.INFO and is_everything(history, group) else least
             yield finding_of(
                 self,
                 history,
@@ -179,6 +179,7 @@ class NoGradient:
         frozen = Synthetic(steps=40).no_gradient(3)
         layers = tuple(replace(layer, trainable=i != 3) for i, layer in enumerate(frozen.info.layers))
         frozen.info = replace(frozen.info, layers=layers)
+        yield Example("all adapters of a frozen model get none", *_make_adapted())
         yield Example("a layer is frozen on purpose", frozen.history())
         kept = Synthetic(steps=40).no_gradient(3, zero=True)
         layers = tuple(replace(layer, trainable=i > 1) for i, layer in enumerate(kept.info.layers))
@@ -192,6 +193,15 @@ class NoGradient:
         yield Example("a layer that no module uses and no optimizer holds", _make_unowned(), ("layers.4.weight",))
         blocked = Synthetic(steps=40, activations=3).no_gradient((0, 1), zero=True).dead_relu(0, fraction=1, onset=0)
         yield Example("zeros behind a dead ReLU are reported as dead-relu", blocked.history())
+
+
+def _make_adapted() -> tuple[History, tuple[str, ...]]:
+    """Return a run whose first layers are frozen, and whose last two get no gradient."""
+    made = Synthetic(steps=40).no_gradient(None, zero=True)
+    last = len(made.info.layers) - 2
+    layers = tuple(replace(layer, trainable=i >= last) for i, layer in enumerate(made.info.layers))
+    made.info = replace(made.info, layers=layers)
+    return made.history(), ("layers",)
 
 
 def _make_zero(*, steps: int) -> tuple[History, tuple[str, ...]]:
