@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, final
@@ -19,6 +18,7 @@ from gradwatch.detect.features.finding import finding_of, subject
 from gradwatch.detect.features.scope import affected_modules, is_everything, joined_modules
 from gradwatch.detect.features.structure import structure_of
 from gradwatch.detect.gradients.dead_layer_rules.experts import router_of
+from gradwatch.detect.gradients.no_gradient_rules.in_turn import is_in_turn_of, is_like_expert
 from gradwatch.detect.gradients.no_gradient_rules.reached import find_first_gradient, judged_tensors, reached_steps
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
@@ -104,27 +104,21 @@ class NoGradient:
             return
         rate_T = history.scalar("lr.0")
         missing_L = np.isnan(l2_TL).all(axis=0)
-        is_in_turn = _is_in_turn(l2_TL, in_turn_L, missing_L & ill_L)
+        is_in_turn = is_in_turn_of(l2_TL, in_turn_L, missing_L & ill_L)
         # a gradient may still come while the rate warms up
-        may_come = is_in_turn or rate_T[-1] > rate_T[0] or _is_routed(history, ill_L & missing_L)
+        may_come = is_in_turn or rate_T[-1] > rate_T[0] or is_like_expert(history, ill_L & missing_L)
         if steps < self.patience * (PATIENCE_FACTOR if may_come else 1):
             return
         shapes_in_turn = {layer.shape for layer, is_so in zip(history.info.layers, in_turn_L, strict=True) if is_so}
         for value, part_L in (("None", ill_L & missing_L), ("exactly zero", ill_L & ~missing_L)):
             # zeros may have another cause that is reported elsewhere; None always means a missing path
-            is_open = value != "None" and (
-                _is_blocked(history) or self._may_be_explained(history) or is_zero_from_start(history)
-            )
+            is_open = value != "None" and (_is_blocked(history) or is_zero_from_start(history))
             if not is_open:
                 yield from self._findings(history, part_L, steps, value=value, routed=shapes_in_turn)
 
     def recovery(self, history: History, finding: Finding) -> Recovery | None:
         """Return the first step with a gradient in a tensor that had none, once there are two such steps."""
         return find_first_gradient(history, finding)
-
-    def _may_be_explained(self, history: History) -> bool:
-        """Return whether `not-optimized` has yet to judge parameters that no optimizer holds."""
-        return bool(structure_of(history).unowned) and history.step - history.param.steps()[0] <= self.every
 
     def _findings(
         self, history: History, ill_L: NDArray[np.bool_], steps: int, *, value: str, routed: set[tuple[int, ...]]
@@ -250,30 +244,6 @@ def _copies(history: History) -> NDArray[np.bool_]:
     )
     is_matrix_L = np.array([len(layer.shape) >= 2 for layer in layers], np.bool_)
     return copied_L if (copied_L & is_matrix_L).any() else np.zeros_like(copied_L)  # zeros and ones equal each other
-
-
-def _is_routed(history: History, ill_L: NDArray[np.bool_]) -> bool:
-    """Return whether tensors without gradient look like experts.
-
-    Experts are numbered like tensors with a gradient, and come after some of them. A cut in a chain of numbered blocks
-    leaves no gradient before the cut.
-    """
-    layers = history.info.layers
-    reached = [i for i, layer in enumerate(layers) if layer.trainable and not ill_L[i]]
-    numbered = {re.sub(r"\d+", "*", layers[i].name) for i in reached}
-    ill = np.flatnonzero(ill_L)
-    is_like_others = all(re.sub(r"\d+", "*", layers[i].name) in numbered for i in ill)
-    return is_like_others and len(reached) > 0 and len(ill) > 0 and reached[0] < ill[0]
-
-
-def _is_in_turn(l2_TL: NDArray[np.floating], in_turn_L: NDArray[np.bool_], missing_L: NDArray[np.bool_]) -> bool:
-    """Return whether other tensors come and go, so that a missing gradient may still come.
-
-    If they come and go as exact zeros, the graph is the same at every step, as with experts that have masked outputs. A
-    gradient that is None in such a graph stays None.
-    """
-    is_graph_same = not np.isnan(l2_TL[:, in_turn_L]).any()
-    return bool(in_turn_L.any()) and not (is_graph_same and missing_L.any())
 
 
 def _is_cancelled(history: History, tensor: int) -> bool:
