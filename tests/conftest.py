@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 
 from gradwatch.detect import Detector
 from gradwatch.history.store import History
+from gradwatch.pipeline.redetect import redetect
 from gradwatch.records import Finding
 
 Replay = Callable[[History, Sequence[Detector]], tuple[Finding, ...]]
@@ -92,23 +93,7 @@ def replay() -> Replay:
     """Return what detectors find while the steps of a history come in one by one."""
 
     def run(stored: History, detectors: Sequence[Detector]) -> tuple[Finding, ...]:
-        history = History(stored.info, groups=stored.groups)
-        (steps_T, param_TSL), (_, run_TSL), (act_steps_T, act_TSL) = (
-            table.rows() for table in (stored.param, stored.run, stored.act)
-        )
-        act_row = {int(step): row for row, step in enumerate(act_steps_T)}
-        for t, step in enumerate(steps_T.tolist()):
-            for event in (e for e in stored.events if e.step == step):
-                history.add_event(event)
-            row = dict(zip(stored.run.statistics, run_TSL[t, :, 0].tolist(), strict=True))
-            history.append(
-                step, run=row, param_SL=param_TSL[t], act_SL=act_TSL[act_row[step]] if step in act_row else None
-            )
-            for detector in detectors:
-                if step % detector.every == 0:
-                    for finding in detector.detect(history):
-                        history.report(finding)
-        return tuple(history.findings)
+        return tuple(redetect(stored, detectors).findings)
 
     return run
 

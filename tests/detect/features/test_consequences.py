@@ -11,7 +11,6 @@ from gradwatch.detect.activations.dead_relu import DeadRelu
 from gradwatch.detect.features.consequences import FOLLOWS, cause_depth, is_consequence, severity_after
 from gradwatch.detect.updates.learning_rate_too_high import LearningRateTooHigh
 from gradwatch.history.synthetic.builder import Synthetic
-from gradwatch.pipeline.redetect import redetect
 from gradwatch.records import Finding, Severity
 
 SICK = Finding(code="GW107", kind="layer-imbalance", layer="head", step=10, severity=Severity.WARNING, message="large")
@@ -62,13 +61,13 @@ def test_no_kind_excuses_itself_by_way_of_others():
     assert all(cause_depth(root) < cause_depth(kind) for kind, roots in FOLLOWS.items() for root in roots)
 
 
-def test_a_cause_that_is_found_at_the_same_step_explains_its_consequence():
+def test_a_cause_that_is_found_at_the_same_step_explains_its_consequence(replay):
     made = Synthetic(steps=40).imbalance(9)
     unowned = (replace(layer, group=None) if i == 6 else layer for i, layer in enumerate(made.info.layers))
     made.info = replace(made.info, layers=tuple(unowned))
     made.update_factor_TL[:, 6] = 0
 
-    found = {f.kind: (f.step, f.severity) for f in redetect(made.history(), detectors()).findings}
+    found = {f.kind: (f.step, f.severity) for f in replay(made.history(), detectors())}
 
     assert found["not-optimized"][0] == found["layer-imbalance"][0], "they are found at the same step"
     assert (found["not-optimized"][1], found["layer-imbalance"][1]) == (Severity.WARNING, Severity.INFO)
