@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
-from gradwatch.callbacks import backward_calls
+from gradwatch.callbacks.backward_calls import BACKWARD_LISTENERS
 from gradwatch.callbacks.recording import Recording
 from gradwatch.monitor import Monitor
 from gradwatch.probe.inert_hook import inert_hook
@@ -63,7 +63,7 @@ class Watch(TrainerCallback, ExportableState):
         self._recording.load(states.get(type(self).__name__, {}).get("recording", {}))
         self._recording.start(model, self._optimizer, **known)
         self._handle = model.register_forward_hook(inert_hook(self._after_forward), with_kwargs=True)
-        backward_calls.listen(self)
+        BACKWARD_LISTENERS.add(self)
 
     def _after_forward(self, model: nn.Module, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
         """Keep the batch of a micro-batch."""
@@ -105,7 +105,7 @@ class Watch(TrainerCallback, ExportableState):
     def _let_go(self) -> None:
         if self._handle:
             self._handle.remove()
-        backward_calls.forget(self)
+        BACKWARD_LISTENERS.remove(self)
         self._forget()
 
     def _forget(self) -> None:

@@ -17,7 +17,7 @@ from gradwatch.probe.device.sync import is_capturing
 from gradwatch.probe.graph.graph import Graph, uncollected
 from gradwatch.probe.graph.reader import is_due
 from gradwatch.probe.nested import tensors_of
-from gradwatch.probe.policy import backward_calls
+from gradwatch.probe.policy.backward_calls import BACKWARD_LISTENERS
 from gradwatch.probe.policy.reading import read_policy
 from gradwatch.probe.policy.terms import Policy, find_policy
 
@@ -80,7 +80,7 @@ class PolicyProbe:
     def close(self) -> None:
         """Listen no longer."""
         self._is_on, self._tries = False, 0
-        backward_calls.forget(self)
+        BACKWARD_LISTENERS.remove(self)
 
     def before_backward(self, tensors: Any) -> None:
         """Read the policy in the graphs of some tensors, if a reading is due."""
@@ -99,7 +99,7 @@ class PolicyProbe:
     def _begin(self) -> None:
         self._is_on = True
         self._arm()
-        backward_calls.listen(self)
+        BACKWARD_LISTENERS.add(self)
 
     def _arm(self) -> None:
         self._wait, self._tries = next(self._waits), MAX_TRIES
