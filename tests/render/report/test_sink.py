@@ -125,6 +125,7 @@ def _long_run(*, steps=100_000, layers=200, noise=1.0):
     sampled_T = steps_T[steps_T % 10 == 0]
     history.act.fill(sampled_T, rng.random((len(sampled_T), len(catalogue.ACT), layers // 2), np.float32))
     run_TS = np.exp(noise * rng.standard_normal((len(steps_T), len(history.run.statistics), 1)))
+    run_TS[:, [history.run.statistics.index(name) for name in catalogue.POLICY_NAMES]] = np.nan  # of policies only
     history.run.fill(steps_T, run_TS)
     return history
 
