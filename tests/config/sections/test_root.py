@@ -86,7 +86,7 @@ def optimizers():
 
 
 @given(lr=st.floats(min_value=0, allow_nan=False), name=st.text(st.characters(codec="utf-8"), min_size=1))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_number_and_any_name_survive_yaml(write, optimizers, lr, name):
     assume(not {"/", "\\", "\0"} & set(name) and set(name) != {"."})
     data = {
