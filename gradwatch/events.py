@@ -197,6 +197,12 @@ HEADS = EventKind(
     values={PER_PARAMETER: "index of the weight of a head"},
     text="{heads} heads share the layers before them",
 )
+TOWERS = EventKind(
+    name="graph-towers",
+    meaning="Parts of the model share no layer and meet only in the loss, as an actor and a critic may.",
+    values={PER_PARAMETER: "number of the part of the weight"},
+    text="{towers} parts of the model share no layer and meet only in the loss",
+)
 SIDE_BY_SIDE = EventKind(
     name="graph-side-by-side",
     meaning="Numbered modules of equal shape run in parallel, as experts do.",

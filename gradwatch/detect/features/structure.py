@@ -20,7 +20,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.robust_stats import Floats, log10
+from gradwatch.events import TOWERS
 from gradwatch.history.store import History
 from gradwatch.records import LayerInfo
 
@@ -242,6 +244,21 @@ def block_levels(history: History, level_D: Floats) -> Floats:
     # `.at`: several modules write to one block
     np.fmax.at(levels_B, blocks_D, level_D)
     return levels_B
+
+
+def tower_modules(history: History) -> list[NDArray[np.bool_]]:
+    """Return which modules with a weight matrix are in each part that shares no layer with the others.
+
+    Returns:
+        A mask of shape (D,) for each part; a single one of all modules if the model has one part.
+    """
+    chain = structure_of(history).chain
+    towers = next(events_of(history, TOWERS), None)
+    if towers is None:
+        return [np.ones(len(chain.starts_D), np.bool_)]
+    number_K = np.array([towers.values.get(history.info.layers[i].name, np.nan) for i in chain.indices_K])
+    number_D = np.fmax.reduceat(number_K, chain.starts_D)  # a bias has no number of its own
+    return [number_D == number for number in np.unique(number_D[~np.isnan(number_D)])]
 
 
 def module_ratio(history: History) -> float:

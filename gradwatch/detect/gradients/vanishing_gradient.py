@@ -17,7 +17,7 @@ from gradwatch.detect.gradients.vanishing_gradient_rules.over_depth import (
 )
 from gradwatch.detect.gradients.vanishing_gradient_rules.recurrence import find_fall_over_time
 from gradwatch.detect.gradients.vanishing_gradient_rules.stuck import STUCK_FRAC
-from gradwatch.events import HEADS
+from gradwatch.events import HEADS, TOWERS
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding
@@ -105,6 +105,9 @@ class VanishingGradient:
         )
         actor = make_gated().add_event(HEADS, values={"blocks.2.filter.weight": 4, "blocks.5.filter.weight": 10})
         yield Example("an actor next to its critics, whose gradients are larger", actor.history())
+        apart = Synthetic(steps=40).vanishing(decades=8)
+        towers = {layer.name: float(i > 3) + (i > 7) for i, layer in enumerate(apart.info.layers)}
+        yield Example("three parts of four layers share no layer", apart.add_event(TOWERS, values=towers).history())
         late = Synthetic(steps=80).vanishing(decades=5, onset=40)
         yield Example("saturation sets in at step 40", late.history(), late.names(0))
         yield Example("a recurrent cell forgets, which does no harm without a plateau", make_forgetful().history())

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from gradwatch.events import HEADS, SIDE_BY_SIDE, Observation
+from gradwatch.events import HEADS, SIDE_BY_SIDE, TOWERS, Observation
 from gradwatch.probe.graph.graph import Graph, Node, is_leaf, operation
 from gradwatch.probe.graph.loss_rules import LINEAR
 from gradwatch.records import LayerInfo
@@ -25,6 +25,8 @@ MAX_GROUPS = 8
 def find_heads(graph: Graph, index: Mapping[Tensor, int], layers: Sequence[LayerInfo]) -> Iterator[Observation]:
     """Yield the weights of the output heads, if there are several and all share an earlier weight.
 
+    If the heads end parts that share no weight, these parts are yielded with their weights.
+
     Args:
         graph: Autograd graph of a loss.
         index: Index of each parameter of the model.
@@ -37,6 +39,10 @@ def find_heads(graph: Graph, index: Mapping[Tensor, int], layers: Sequence[Layer
     before = [{index[p] for p in _weights_below(graph, node, index)} for node in heads.values()]
     if set.intersection(*before) - set(heads):
         yield HEADS.observe(values={layers[i].name: i for i in sorted(heads)}, heads=len(heads))
+    towers = _joined(before)
+    if len(towers) > 1:
+        values = {layers[i].name: float(number) for number, tower in enumerate(towers) for i in sorted(tower)}
+        yield TOWERS.observe(values=values, towers=len(towers))
 
 
 def find_parallel_modules(
@@ -91,6 +97,15 @@ def _weights_below(graph: Graph, node: Node, index: Mapping[Tensor, int]) -> Ite
     for leaf in graph.below(node):
         if is_leaf(leaf) and leaf.variable in index and leaf.variable.ndim > 1:
             yield leaf.variable
+
+
+def _joined(groups: Sequence[set[int]]) -> list[set[int]]:
+    """Return the groups, those with common members as one."""
+    joined: list[set[int]] = []
+    for group in groups:
+        apart = [other for other in joined if not other & group]
+        joined = [*apart, group.union(*(other for other in joined if other & group))]
+    return joined
 
 
 def _numbered_modules(layers: Sequence[LayerInfo]) -> dict[str, dict[str, list[str]]]:

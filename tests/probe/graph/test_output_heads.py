@@ -47,8 +47,23 @@ def test_convolutions_are_heads_too():
     ]
 
 
-def test_towers_that_share_nothing_do_not_compete():
-    assert heads(Tasks(shared=False), both) == []
+def test_towers_that_share_nothing_do_not_compete_and_are_told():
+    model = Tasks(shared=False)
+    events = LossGraphReader(model, *list_parameters(model)).read(both(model), step=0)
+    (towers,) = [event for event in events if event.kind in ("graph-heads", "graph-towers")]
+    assert towers.kind == "graph-towers"
+    assert {frozenset(n for n, part in towers.values.items() if part == k) for k in (0, 1)} == {
+        frozenset({"trunk.weight", "mask.weight"}),
+        frozenset({"other.weight", "depth.weight"}),
+    }
+
+
+def test_heads_that_share_a_layer_with_one_of_two_others_are_one_part():
+    model = nn.ModuleList(nn.Linear(8, 8) for _ in range(6))
+    a, b, c = (layer(X) for layer in model[:3])
+    loss = sum(head(x).mean() for head, x in zip(model[3:], (a, b, a + b + c), strict=True))
+    events = LossGraphReader(model, *list_parameters(model)).read(loss, step=0)
+    assert [event.kind for event in events if event.kind in ("graph-heads", "graph-towers")] == []
 
 
 def test_one_output_layer_is_no_pair_of_heads():

@@ -1,19 +1,22 @@
 """Find gradients that grow geometrically on their way back through the layers, the reverse of vanishing.
 
 The size of a gradient element is read in each module except the output layer. A line through the logarithms must rise
-towards the input. The levels of parallel layers, as in a mixture of experts, have no depth and make no line.
+towards the input. The levels of parallel layers, as in a mixture of experts, have no depth and make no line. Parts of a
+model that share no layer have a line each.
 """
 
 # D = modules that have a weight matrix, input side first
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 import numpy as np
 
 from gradwatch.detect.features.finding import Sign, format_factor, format_fold
 from gradwatch.detect.features.robust_stats import median, monotone_rise
 from gradwatch.detect.features.scope import module_of
-from gradwatch.detect.features.structure import module_levels, module_ratio, structure_of
+from gradwatch.detect.features.structure import module_levels, module_ratio, structure_of, tower_modules
 from gradwatch.detect.gradients.exploding_gradient_rules.climb import BLOCK_STEPS, NORM
 from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
@@ -34,12 +37,14 @@ def find_growth_over_depth(history: History, *, modules: int, decades: float) ->
     # cheap: half the decades at the newest step, because the median over steps may differ
     if len(chain.starts_D) < modules or module_ratio(history) < 10 ** (decades / 2):
         return None
-    level_D = module_levels(history, median(history.param.window("grad.l2", BLOCK_STEPS)))[:-1]
-    places = np.flatnonzero(~np.isnan(level_D))
-    if len(places) < modules - 1:
+    level_D = module_levels(history, median(history.param.window("grad.l2", BLOCK_STEPS)))
+    inner = [np.flatnonzero(is_in_D)[:-1] for is_in_D in tower_modules(history)]  # no output layer
+    known = [places[~np.isnan(level_D[places])] for places in inner]
+    long = [places for places in known if len(places) >= modules - 1]
+    if not long:
         return None
     # the profile runs from the input to the output, so growth towards the input is a fall
-    rise = -monotone_rise(level_D[places])
+    rise, places = max(((-monotone_rise(level_D[places]), places) for places in long), key=itemgetter(0))
     if rise < decades:
         return None
     per_module = rise / (len(places) - 1)

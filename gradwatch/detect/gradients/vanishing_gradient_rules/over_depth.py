@@ -8,7 +8,7 @@ Blocks do not count if the model has several heads, because their blocks make no
 The line must explain three quarters of the variance, and no step between two modules may hold most of the fall: a cliff
 is a dead layer or a cut graph.
 
-Wrong for networks of parallel towers, which have no single depth.
+Parts of a model that share no layer, such as an actor and a critic, have a line each.
 """
 
 # D = modules that have a weight matrix, input side first
@@ -23,7 +23,13 @@ from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import Sign, format_factor, format_fold
 from gradwatch.detect.features.robust_stats import Floats, median, monotone_rise
 from gradwatch.detect.features.scope import module_of
-from gradwatch.detect.features.structure import block_levels, module_levels, module_ratio, structure_of
+from gradwatch.detect.features.structure import (
+    block_levels,
+    module_levels,
+    module_ratio,
+    structure_of,
+    tower_modules,
+)
 from gradwatch.detect.gradients.vanishing_gradient_rules.stuck import MEDIAN_STEPS, is_stuck, severity_of_fall
 from gradwatch.events import HEADS
 from gradwatch.history.store import History
@@ -74,17 +80,22 @@ def fall_over_depth(history: History, *, modules: int) -> tuple[float, Floats, F
     """Return the fall of the steepest line over depth in powers of ten, its levels, and the level of each module.
 
     Returns:
-        The fall and its line, and the levels of shape (D,). None if no line has `modules` - 1 modules, or the run has
-        fewer than 10 steps.
+        The fall and its line, and the levels of its part, of shape (D,), nan elsewhere. None if no line has `modules` -
+        1 modules, or the run has fewer than 10 steps.
     """
     l2_TL = history.param.window("grad.l2", MEDIAN_STEPS)
     if len(l2_TL) < MEDIAN_STEPS or len(structure_of(history).chain.starts_D) < modules:
         return None
-    level_D = module_levels(history, median(l2_TL))
-    levels = [level_D] if any(events_of(history, HEADS)) else [level_D, block_levels(history, level_D)]
-    lines = [line[~np.isnan(line)] for line in (level[:-1] for level in levels)]  # no output layer
-    long = [line for line in lines if len(line) >= modules - 1]
+    all_D = module_levels(history, median(l2_TL))
+    lines = []
+    for is_in_D in tower_modules(history):
+        level_D = np.where(is_in_D, all_D, np.nan)
+        levels = [all_D[is_in_D]]
+        if not any(events_of(history, HEADS)):
+            blocks = np.unique(structure_of(history).chain.blocks_D[is_in_D])
+            levels.append(block_levels(history, level_D)[blocks])
+        lines += [(line[~np.isnan(line)], level_D) for line in (level[:-1] for level in levels)]  # no output layer
+    long = [(line, level_D) for line, level_D in lines if len(line) >= modules - 1]
     if not long:
         return None
-    fall, line = max(((monotone_rise(line), line) for line in long), key=itemgetter(0))
-    return fall, line, level_D
+    return max(((monotone_rise(line), line, level_D) for line, level_D in long), key=itemgetter(0))
