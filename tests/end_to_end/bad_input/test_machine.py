@@ -14,7 +14,10 @@ from end_to_end.bad_input.commands import FILLING, in_process, settings
 from gradwatch.cli import main
 
 DISK_FULL = {
-    "history": ("history/steps/*", r"error: {run}/history/steps/\d+\.bin: file too large\. \d+ more bytes were needed"),
+    "history": (
+        "history/steps/*",
+        r"error: {run}/history/steps/\d+\.bin: file too large\. [\d,]+ more bytes were needed",
+    ),
     "checkpoint": (
         "state.json",
         r"error: {run}/checkpoints/step-000010.tmp: file too large: a checkpoint takes [\d,]+ bytes\. "
