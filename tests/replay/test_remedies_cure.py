@@ -28,6 +28,8 @@ UNTESTED = {
     "normalize_queries": "heads take longer to collapse than the tests may take; scripts/studies/lead_time.py has both",
     "balance_experts": "routers collapse in more steps than tests may take; moe_top1_routing of the zoo has this loss",
     "calm_router": "routers take longer to collapse than the tests may take",
+    "fewer_passes": "agents take longer to train than the tests may; scripts/studies/policies.py has both",
+    "same_log_probs": "as above",
     "smaller_batch": "gradwatch plans the change that fits, in tests/end_to_end/bad_input/test_out_of_memory.py",
 }
 """Remedies without a planted fault, each with the reason."""
