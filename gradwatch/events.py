@@ -199,9 +199,9 @@ HEADS = EventKind(
 )
 TOWERS = EventKind(
     name="graph-towers",
-    meaning="Parts of the model share no layer and meet only in the loss, as an actor and a critic may.",
+    meaning="Parts of the model with several layers each share no layer, as an actor and a critic may.",
     values={PER_PARAMETER: "number of the part of the weight"},
-    text="{towers} parts of the model share no layer and meet only in the loss",
+    text="{towers} parts of the model share no layer",
 )
 SIDE_BY_SIDE = EventKind(
     name="graph-side-by-side",

@@ -25,7 +25,7 @@ MAX_GROUPS = 8
 def find_heads(graph: Graph, index: Mapping[Tensor, int], layers: Sequence[LayerInfo]) -> Iterator[Observation]:
     """Yield the weights of the output heads, if there are several and all share an earlier weight.
 
-    If the heads end parts that share no weight, these parts are yielded with their weights.
+    If the heads end parts that share no weight, and several of them have more than one, the parts are yielded.
 
     Args:
         graph: Autograd graph of a loss.
@@ -40,7 +40,7 @@ def find_heads(graph: Graph, index: Mapping[Tensor, int], layers: Sequence[Layer
     if set.intersection(*before) - set(heads):
         yield HEADS.observe(values={layers[i].name: i for i in sorted(heads)}, heads=len(heads))
     towers = _joined(before)
-    if len(towers) > 1:
+    if sum(len(tower) > 1 for tower in towers) > 1:
         values = {layers[i].name: float(number) for number, tower in enumerate(towers) for i in sorted(tower)}
         yield TOWERS.observe(values=values, towers=len(towers))
 
