@@ -74,6 +74,7 @@ class TorchHooks:
         self._forward: RemovableHandle | None = None
         self._unscaled: tuple[Tensor, Tensor] | None = None
         self._stepped: Optimizer | None = None
+        self._is_removed = False
         self._handles: list[RemovableHandle] = [
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
@@ -105,6 +106,7 @@ class TorchHooks:
 
     def remove(self) -> None:
         """Remove all hooks."""
+        self._is_removed = True
         self.watch_forward(False)
         for handle in self._handles:
             handle.remove()
@@ -129,6 +131,8 @@ class TorchHooks:
 
     def _around_backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
         def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
+            if self._is_removed:  # other code had wrapped this function, and put it back since
+                return run(tensors, grad_tensors, *args, **kwargs)
             if not torch.compiler.is_compiling():
                 self._listener.on_backward(tensors, grad_tensors)
             try:
