@@ -10,7 +10,7 @@ from torch import Tensor
 from gradwatch.probe.call_listeners import CallListeners, Function
 
 
-class BackwardListener(Protocol):
+class AcceleratorListener(Protocol):
     """An object that reads the loss of a backward pass. Its method must not raise."""
 
     def after_backward(self, accelerator: Accelerator, loss: Tensor) -> None:
@@ -18,7 +18,7 @@ class BackwardListener(Protocol):
         ...
 
 
-def _around(method: Function, listeners: CallListeners[BackwardListener]) -> Function:
+def _around(method: Function, listeners: CallListeners[AcceleratorListener]) -> Function:
     def backward(self: Accelerator, loss: Tensor, **kwargs: Any) -> Any:
         result = method(self, loss, **kwargs)
         for listener in listeners:

@@ -19,7 +19,7 @@ Flags = NDArray[np.bool_]
 
 
 class Game(Protocol):
-    """Copies of a game, each of which begins anew when it is over.
+    """Copies of a game, each of which starts again when it is over.
 
     Attributes:
         size: Numbers in an observation.

@@ -3,7 +3,7 @@
     python scripts/studies/policies.py --games cartpole bandit grid --seeds 1 --first 0
     python scripts/studies/policies.py --games pendulum catch digits --seeds 1 --first 100
 
-The bound of `policy-divergence` was chosen on the games of the first line, and is judged on those of the second.
+The bound of `policy-divergence` was chosen on the games of the first line and measured on those of the second.
 Agents: PPO in three usual settings, A2C and REINFORCE; DQN and discrete SAC, which have no policy gradient.
 """
 

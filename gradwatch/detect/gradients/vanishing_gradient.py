@@ -39,8 +39,8 @@ class VanishingGradient:
     What to do: use ReLU, GELU or SiLU instead of sigmoid and tanh; residual connections; batch or layer normalization;
     Xavier initialization for tanh and Kaiming initialization for ReLU.
 
-    When it is wrong: networks of parallel towers have no single depth. Gradients that shrink in all layers alike
-    (convergence) or at one place (dead-layer) do not count.
+    When it is wrong: parallel layers that share earlier ones have no single depth. Gradients that shrink in all layers
+    alike (convergence) or at one place (dead-layer) do not count.
 
     When it is withdrawn: the loss has clearly fallen, by a tenth or more, and the fall over depth is below `decades`.
     Only (1) is withdrawn.
@@ -53,9 +53,10 @@ class VanishingGradient:
     model has several heads. (2) A fall over time, if a forward pass uses one parameter on its own result repeatedly:
     from the last use to the first, once a plateau of the loss was found.
 
-    Exceptions to the rules: networks of parallel towers have no single depth; the line follows the order in which the
-    modules were made. A run that converges shrinks everywhere alike and keeps its profile. A cliff is a dead layer or a
-    cut graph, and is not counted.
+    Exceptions to the rules: parts of the model that share no layer have a line each, if each has several layers. Other
+    parallel layers have no single depth; the line follows the order in which the modules were made. A run that
+    converges shrinks everywhere alike and keeps its profile. A cliff is a dead layer or a cut graph, and is not
+    counted.
 
     Source: Hochreiter 1991; Glorot & Bengio 2010, fig. 2 and 3, https://proceedings.mlr.press/v9/glorot10a.html.
 
@@ -108,6 +109,9 @@ class VanishingGradient:
         apart = Synthetic(steps=40).vanishing(decades=8)
         towers = {layer.name: float(i > 3) + (i > 7) for i, layer in enumerate(apart.info.layers)}
         yield Example("three parts of four layers share no layer", apart.add_event(TOWERS, values=towers).history())
+        critic = Synthetic(steps=40).vanishing(decades=8)
+        parts = {layer.name: float(i > 9) for i, layer in enumerate(critic.info.layers)}
+        yield Example("the larger of two parts", critic.add_event(TOWERS, values=parts).history(), critic.names(0))
         late = Synthetic(steps=80).vanishing(decades=5, onset=40)
         yield Example("saturation sets in at step 40", late.history(), late.names(0))
         yield Example("a recurrent cell forgets, which does no harm without a plateau", make_forgetful().history())

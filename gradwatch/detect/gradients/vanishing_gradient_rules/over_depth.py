@@ -87,11 +87,11 @@ def fall_over_depth(history: History, *, modules: int) -> tuple[float, Floats, F
     if len(l2_TL) < MEDIAN_STEPS or len(structure_of(history).chain.starts_D) < modules:
         return None
     all_D = module_levels(history, median(l2_TL))
-    lines = []
+    has_heads, lines = any(events_of(history, HEADS)), []
     for is_in_D in tower_modules(history):
         level_D = np.where(is_in_D, all_D, np.nan)
         levels = [all_D[is_in_D]]
-        if not any(events_of(history, HEADS)):
+        if not has_heads:
             blocks = np.unique(structure_of(history).chain.blocks_D[is_in_D])
             levels.append(block_levels(history, level_D)[blocks])
         lines += [(line[~np.isnan(line)], level_D) for line in (level[:-1] for level in levels)]  # no output layer
