@@ -25,13 +25,7 @@ from gradwatch.records import Finding, Quantity
 SECOND_DIFFERENCE_SIGMAS = 1.65
 """Median size of the second differences of pure noise, in standard deviations: 0.6745 times the root of 6."""
 
-MAX_FIRST_RATIO = 2.0
-"""First validation loss, in units of the training loss around it, up to which both losses share a unit."""
-
-MAX_PEAK_RATIO = 1.05
-"""Highest validation loss since the best, in units of the newest, up to which the newest still counts as highest."""
-
-MAX_TREND_VALUES = 64
+TREND_VALIDATIONS = 64
 """Newest validations that show a trend: more would add little, and their exact distribution takes longer."""
 
 NEAR_STEPS = 8
@@ -57,14 +51,14 @@ class Overfitting:
     accuracy is at its best.
 
     How it is detected: (1) The newest `patience` validation losses are above the best by half of `rise`, the newest is
-    the highest and above it by `rise`, and the rise is clear from the noise. Noisy validations, from few samples or a
-    large learning rate before a normalization, go up and down again. So the mean since the best must be further above
-    the mean around it than the noise explains. (2) The validations since the best have a rising trend, and the newest
-    is above the best by `steady`. The trend is Kendall's: in most pairs of validations the later one is the higher one,
-    in more than chance explains. Both chances are shares of the error budget, and each further validation spends less
-    of it. (3) The training loss is below `by_heart` of the first, and
+    the highest, within a factor of `peak`, and above it by `rise`, and the rise is clear from the noise. Noisy
+    validations, from few samples or a large learning rate before a normalization, go up and down again. So the mean
+    since the best must be further above the mean around it than the noise explains. (2) The validations since the best
+    have a rising trend, and the newest is above the best by `steady`. The trend is Kendall's: in most pairs of
+    validations the later one is the higher one, in more than chance explains. Both chances are shares of the error
+    budget, and each further validation spends less of it. (3) The training loss is below `by_heart` of the first, and
     the validation loss is above `missed` of it and falls no more: the training data are memorized. Both losses must
-    have one unit: the first validation loss is at most twice the training loss around it.
+    have one unit: the first validation loss is at most `unit` times the training loss around it.
 
     Source: Prechelt 1998, "Early stopping - but when?", https://doi.org/10.1007/3-540-49430-8_3 (generalization loss);
     Zhang et al. 2017, https://arxiv.org/abs/1611.03530; Kendall 1938, https://doi.org/10.1093/biomet/30.1-2.81 (trend).
@@ -80,6 +74,10 @@ class Overfitting:
             learned so much of what all data have in common has learned more than half of other data.
         missed: Validation loss, in units of the first training loss, above which memorizing is no help to other data.
             0.5: less than half of what training took off was learned for other data too.
+        peak: Highest validation loss since the best, in units of the newest, up to which the newest counts as the
+            highest, for (1). 1.05: a single validation may be that high by its noise.
+        unit: First validation loss, in units of the training loss around it, up to which both losses have one unit,
+            for (3). 2: before anything is learned, the same loss of other data is much the same.
     """
 
     code: ClassVar[str] = "GW504"
@@ -91,6 +89,8 @@ class Overfitting:
     fall: float = 0.8
     by_heart: float = 0.1
     missed: float = 0.5
+    peak: float = 1.05
+    unit: float = 2.0
 
     def triggers_T(self, rows: Rows, history: History) -> NDArray[np.bool_]:
         """Select the steps with a validation loss."""
@@ -118,7 +118,7 @@ class Overfitting:
             return None
         first, train, before = first_loss(history), newest_loss(history), _loss_around(history, steps_V[best])
         # losses of different units, such as a sum and a mean, cannot be compared
-        is_one_unit = val_V[0] < MAX_FIRST_RATIO * _loss_around(history, steps_V[0])
+        is_one_unit = val_V[0] < self.unit * _loss_around(history, steps_V[0])
         is_known = 0 <= train < self.by_heart * first
         is_memorized = is_one_unit and is_known and val_V[-self.patience :].min() > self.missed * first
         if not (is_memorized or self._has_risen(val_V, best)):
@@ -152,7 +152,7 @@ class Overfitting:
         if newest > lowest * (1 + self.steady) and chance_of_trend(val_V[best + 1 :]) <= error:
             return True
         is_above = val_V[-self.patience :].min() > lowest * (1 + self.rise / 2) and newest > lowest * (1 + self.rise)
-        is_highest = newest >= val_V[best:].max() / MAX_PEAK_RATIO
+        is_highest = newest >= val_V[best:].max() / self.peak
         return bool(is_above and is_highest) and _is_clear(val_V, best, look)
 
     @classmethod
@@ -174,7 +174,7 @@ class Overfitting:
 
 def chance_of_trend(values_V: Floats) -> float:
     """Return the probability that values in random order have as many pairs in rising order (Kendall's tau)."""
-    newest_V = values_V[-MAX_TREND_VALUES:]
+    newest_V = values_V[-TREND_VALIDATIONS:]
     earlier, later = np.triu_indices(len(newest_V), 1)
     return float(_rising_tail(len(newest_V))[np.count_nonzero(newest_V[later] > newest_V[earlier])])
 
