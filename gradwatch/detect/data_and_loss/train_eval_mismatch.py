@@ -48,9 +48,6 @@ NOTED = frozenset(
 LOSS_STEPS = 16
 """Steps of the median training loss to compare a validation loss with, free of the noise of single batches."""
 
-MIN_FAR_VALIDATIONS = 2
-"""Validations with wrong running statistics that a report needs: the first may come before they have settled."""
-
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,14 +71,14 @@ class TrainEvalMismatch:
     How it is detected: (1) A dropout or batch normalization is in evaluation mode while the optimizer updates the
     weights around it. This is info if it was so from the start and the running statistics were measured before, other
     than for the dropout of a whole model; and if only normalizations are, in a module in training mode or with a frozen
-    scale. But dropout gives a warning once validation is `worse`. (2) The forward calls of a
-    validation loss are in training mode, other than of dropout alone. (3) Functions drop in evaluation mode at the
-    second validation: `F.dropout(x)` does unless it gets `training=self.training`. This is info if the same inputs are
-    evaluated again. (4) A batch normalization has a momentum of 0 or nearly 1. (5) The mean or deviation of all
-    validation inputs differs by `shift` or `spread` from the first training step, and validation was `worse` from the
-    start. (6) Running statistics differ as much from the statistics of the next batch at two validations. (7) A module
-    drew random numbers in each sampled step until the first validation loss, and none in 3 sampled steps after it: its
-    evaluation has changed its rate for good. This is not seen without a validation loss.
+    scale. But dropout gives a warning once validation is `worse`. (2) The forward calls of a validation loss are in
+    training mode, other than of dropout alone. (3) Functions drop in evaluation mode at the second validation:
+    `F.dropout(x)` does unless it gets `training=self.training`. This is info if the same inputs are evaluated again.
+    (4) A batch normalization has a momentum of 0 or nearly 1. (5) The mean or deviation of all validation inputs
+    differs by `shift` or `spread` from the first training step, and validation was `worse` from the start. (6) Running
+    statistics differ as much from the statistics of the next batch at `far` validations. (7) A module drew random
+    numbers in each sampled step until the first validation loss, and none in 3 sampled steps after it: its evaluation
+    has changed its rate for good. This is not seen without a validation loss.
 
     Exceptions to the rules: freezing is no mistake, so pretrained parts and normalizations with frozen statistics are
     reported as info, whether or not their scale is tuned. Statistics that are 0 and 1 as at the start normalize
@@ -100,6 +97,7 @@ class TrainEvalMismatch:
             over 16 values is a factor of 1.4.
         worse: Validation loss, in units of the training loss, from which wrong statistics do harm. 2: the usual gap
             between training and validation is smaller; a larger one without wrong statistics may be overfitting.
+        far: Validations with wrong running statistics that (6) needs. 2: the first may come before they have settled.
     """
 
     code: ClassVar[str] = "GW503"
@@ -108,6 +106,7 @@ class TrainEvalMismatch:
     shift: float = 1.0
     spread: float = 4.0
     worse: float = 2.0
+    far: int = 2
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each wrong mode and for wrong statistics."""
@@ -138,7 +137,7 @@ class TrainEvalMismatch:
             if self._is_far(event) and min(ratio, _validation_over_training(history, first=True)) >= self.worse:
                 yield self._finding(history, event, Severity.WARNING, event.text, ratio=ratio)
         far = [event for event in events_of(history, NORM_DISTANCE) if self._is_far(event)]
-        if len(far) >= MIN_FAR_VALIDATIONS and ratio >= self.worse:
+        if len(far) >= self.far and ratio >= self.worse:
             text = f"the running statistics of {far[-1].layer} do not fit the batches"
             yield self._finding(history, far[-1], Severity.WARNING, text, ratio=ratio)
 
