@@ -22,9 +22,6 @@ from gradwatch.records import Finding
 EQUAL_RUN = "batch.equal_run"
 """Evidence of equal batches, as opposed to alike samples, which only the first steps compare."""
 
-MIN_OTHER_BATCHES = 4
-"""Different batches after a finding that withdraw it."""
-
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +40,7 @@ class ConstantBatch:
     When it is wrong: full-batch training; a deliberate test that the model overfits one batch. Augmentation after the
     batch was passed to `monitor.step` is not seen.
 
-    When it is withdrawn: four different batches arrived after the finding. (2) is never withdrawn.
+    When it is withdrawn: `others` different batches arrived after the finding. (2) is never withdrawn.
 
     How it is detected: (1) The same hash comes many times in a row. (2) The samples of steps 0, 1, 8, 10, 20 and 30 are
     the same, in another order or with noise: each is far nearer to one in the first batch than two samples of a batch
@@ -52,7 +49,7 @@ class ConstantBatch:
     multiple of 64. L-BFGS needs the same batch at every step, so that is info too, unless other batches came before.
     A tensor that is passed again counts only for powers of two and sizes such as 24 and 96, and so does (2), unless
     equal samples are created again in other memory. Reinforcement learning goes over a collection many times: a tensor
-    that is passed again must come `held` or `longest` times, and a batch after others twice as often as each of them.
+    that is passed again must come `held` or `longest` times, and a batch after others `again` times as often as each.
 
     Source: pytorch/pytorch#1917, `next(iter(loader))`, https://github.com/pytorch/pytorch/issues/1917.
 
@@ -64,6 +61,10 @@ class ConstantBatch:
         longest: Steps that the very same tensor of more than `chosen` samples must come. 85: policies are updated at
             most 80 times on everything that was collected.
         chosen: Samples up to which a batch of each round size counts as chosen. 256: few data sets are smaller.
+        again: Equal batches in a row, in units of the longest such row of an earlier batch. 2: a loop that makes
+            several updates per batch makes as many with each.
+        small: Samples up to which each size, round or not, may be chosen. 12: hardly any data set is that small.
+        others: Different batches after a finding that withdraw it. 4: a single other batch does not end it.
     """
 
     code: ClassVar[str] = "GW501"
@@ -73,6 +74,9 @@ class ConstantBatch:
     held: int = 12
     longest: int = 85
     chosen: int = 256
+    again: int = 2
+    small: int = 12
+    others: int = 4
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run."""
@@ -82,11 +86,17 @@ class ConstantBatch:
         """Yield the observation of each mechanism, in a fixed order."""
         # alike samples of the first steps mean no more than the equal batches that other batches have followed
         if not any(finding.kind == self.kind for finding in history.withdrawn):
-            yield from find_alike_samples(history, chosen=self.chosen)
+            yield from find_alike_samples(history, chosen=self.chosen, small=self.small)
         newest_T = history.scalar("batch_hash", 2)
         if (newest_T[:-1] == newest_T[-1]).any():  # cheap, and necessary; nan equals nothing
             yield find_repeated_batch(
-                history, repeats=self.repeats, held=self.held, longest=self.longest, chosen=self.chosen
+                history,
+                repeats=self.repeats,
+                held=self.held,
+                longest=self.longest,
+                again=self.again,
+                chosen=self.chosen,
+                small=self.small,
             )
 
     def recovery(self, history: History, finding: Finding) -> Recovery | None:
@@ -95,7 +105,7 @@ class ConstantBatch:
             return None
         hash_T, is_later_T = history.scalar("batch_hash"), history.run.steps() > finding.step
         is_new_T = is_later_T & ~np.isnan(hash_T) & ~np.isin(hash_T, hash_T[~is_later_T][-1:])
-        if len(np.unique(hash_T[is_new_T])) < MIN_OTHER_BATCHES:
+        if len(np.unique(hash_T[is_new_T])) < self.others:
             return None
         return Recovery(int(history.run.steps()[is_new_T][0]), "other batches arrived")
 

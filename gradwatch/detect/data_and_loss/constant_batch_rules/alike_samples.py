@@ -19,8 +19,14 @@ from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
 
 
-def find_alike_samples(history: History, *, chosen: int) -> Iterator[Sign]:
-    """Yield a sign for repeated samples: a warning if their number is a batch size of at most `chosen`."""
+def find_alike_samples(history: History, *, chosen: int, small: int) -> Iterator[Sign]:
+    """Yield a sign for repeated samples: a warning if their number is a batch size.
+
+    Args:
+        history: History of the run.
+        chosen: Samples up to which a batch of each round size counts as chosen.
+        small: Samples up to which each size may be chosen.
+    """
     is_handed_over = not math.isnan(history.run.newest("batch_hash")[0])
     # the model may get the same inputs on purpose while the batches of the loop differ
     for kind in (BATCH_ALIKE,) if is_handed_over else (BATCH_ALIKE, INPUTS_ALIKE):
@@ -28,7 +34,10 @@ def find_alike_samples(history: History, *, chosen: int) -> Iterator[Sign]:
             values, label = event.values, "median distance to the nearest sample"
             is_created_again = values.get("exact", 0.0) > values.get("held", 0.0)  # equal, and in other memory
             # equal samples in other memory were created again, so a less typical batch size is enough
-            is_part = (may_be_part if is_created_again else is_surely_part)(history, values["samples"], chosen=chosen)
+            if is_created_again:
+                is_part = may_be_part(history, values["samples"], chosen=chosen, small=small)
+            else:
+                is_part = is_surely_part(history, values["samples"], chosen=chosen)
             yield Sign(
                 f"the first {event.step + 1} steps use the same samples, reordered or with noise",
                 (Quantity(key="batch.nearest_distance", label=label, value=values["distance"], unit="of usual"),),

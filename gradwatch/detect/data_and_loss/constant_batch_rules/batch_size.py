@@ -9,14 +9,11 @@ from gradwatch.history.store import History
 LBFGS = "LBFGS"
 """Optimizer with line searches that need the same batch at every step."""
 
-MAX_FREE_SIZE = 12
-"""Samples up to which any batch size may be chosen."""
-
 ROUND_FACTORS = (8, 10, 25)
 """Factors of sizes that people choose; data sets of 34 or 178 samples have none of them."""
 
-LARGE_SIZE_FACTOR = 64
-"""Factor of the large sizes that people choose."""
+LARGE_SIZES = 64
+"""The large sizes that people choose are multiples of it."""
 
 
 def batch_size(history: History) -> float:
@@ -32,18 +29,19 @@ def is_surely_part(history: History, size: float, *, chosen: int) -> bool:
     return number.bit_count() == 1 or (number % 8 == 0 and number % 10 > 0)
 
 
-def may_be_part(history: History, size: float, *, chosen: int) -> bool:
+def may_be_part(history: History, size: float, *, chosen: int, small: int) -> bool:
     """Return whether a batch may be a part of the data, instead of all data or a batch that the optimizer needs.
 
     Args:
         history: History of the run.
         size: Samples of the batch; nan if unknown.
         chosen: Samples up to which each round size may be chosen.
+        small: Samples up to which each size may be chosen.
     """
     if history.info.optimizer == LBFGS:
         return False
     if math.isnan(size):
         return True
     number = round(size)
-    is_round = number <= MAX_FREE_SIZE or any(number % factor == 0 for factor in ROUND_FACTORS)
-    return is_round and (size <= chosen or number % LARGE_SIZE_FACTOR == 0)
+    is_round = number <= small or any(number % factor == 0 for factor in ROUND_FACTORS)
+    return is_round and (size <= chosen or number % LARGE_SIZES == 0)

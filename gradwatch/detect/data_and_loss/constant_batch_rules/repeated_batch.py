@@ -2,8 +2,8 @@
 
 Each step has a 48-bit hash of its inputs. Two different batches share a hash with a chance of 2^-48, so equal hashes
 mean equal batches. The required number of repeats depends on the run. If other batches came before, the newest batch
-must come twice as often as each of them. If the loop passes the tensor of step 0 again, the batch may be a collection
-that reinforcement learning uses for many updates.
+must come `again` times as often as each of them. If the loop passes the tensor of step 0 again, the batch may be a
+collection that reinforcement learning uses for many updates.
 
 Wrong for full-batch training, which is reported as info if the batch size shows it.
 """
@@ -22,7 +22,9 @@ from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
 
 
-def find_repeated_batch(history: History, *, repeats: int, held: int, longest: int, chosen: int) -> Sign | None:
+def find_repeated_batch(
+    history: History, *, repeats: int, held: int, longest: int, again: int, chosen: int, small: int
+) -> Sign | None:
     """Return a sign if the newest batch repeats more often than other batches or a policy explain.
 
     Args:
@@ -30,7 +32,9 @@ def find_repeated_batch(history: History, *, repeats: int, held: int, longest: i
         repeats: Times in a row that count.
         held: Times that count if the very same tensor arrives again.
         longest: Times that count if that tensor has more than `chosen` samples.
+        again: Times that count, in units of the largest number of times that an earlier batch came in a row.
         chosen: Samples up to which a batch of each round size counts as chosen.
+        small: Samples up to which each size may be chosen.
     """
     hash_T, size, least = history.scalar("batch_hash"), batch_size(history), repeats
     is_held = any(events_of(history, TENSOR_HELD))
@@ -38,13 +42,18 @@ def find_repeated_batch(history: History, *, repeats: int, held: int, longest: i
     *before_R, times = np.diff([0, *changes, len(hash_T)]).tolist()  # the window may cut the first run short
     if before_R:
         # earlier runs of equal batches show how many updates the loop makes per batch on purpose
-        least = max(least, 2 * max(before_R))
+        least = max(least, again * max(before_R))
     elif is_held:
         least = max(least, longest if size > chosen else held)
     if times < least:
         return None
     # earlier batches prove that there are more data; a tensor that is kept may well be all of them
-    is_part = bool(before_R) or (is_surely_part if is_held else may_be_part)(history, size, chosen=chosen)
+    if before_R:
+        is_part = True
+    elif is_held:
+        is_part = is_surely_part(history, size, chosen=chosen)
+    else:
+        is_part = may_be_part(history, size, chosen=chosen, small=small)
     label = "minimum number of equal batches in a row"
     return Sign(
         f"the last {least} steps all used the same batch",

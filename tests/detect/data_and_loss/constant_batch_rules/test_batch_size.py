@@ -10,12 +10,12 @@ from gradwatch.detect.data_and_loss.constant_batch_rules.examples import make_ba
 
 @pytest.mark.parametrize("size", [1, 7, 12, 24, 30, 75, 200, 256, 512, 4096, math.nan])
 def test_round_sizes_may_be_chosen(size):
-    assert may_be_part(make_batches([0]), size, chosen=256)
+    assert may_be_part(make_batches([0]), size, chosen=256, small=12)
 
 
 @pytest.mark.parametrize("size", [34, 178, 257, 300, 1000, 60_001])
 def test_odd_sizes_and_large_ones_off_the_grid_are_all_the_data(size):
-    assert not may_be_part(make_batches([0]), size, chosen=256)
+    assert not may_be_part(make_batches([0]), size, chosen=256, small=12)
 
 
 @pytest.mark.parametrize(("size", "is_sure"), [(32, True), (96, True), (40, False), (75, False), (512, False)])
@@ -27,5 +27,5 @@ def test_powers_of_two_and_their_like_are_surely_chosen(size, is_sure):
 def test_every_size_is_what_lbfgs_needs():
     history = make_batches([0], optimizer="LBFGS")
 
-    assert not may_be_part(history, 32, chosen=256)
+    assert not may_be_part(history, 32, chosen=256, small=12)
     assert not is_surely_part(history, 32, chosen=256)
