@@ -17,7 +17,12 @@ from gradwatch.detect.data_and_loss.loss_plateau_rules.examples import (
     make_flat,
     make_product,
 )
-from gradwatch.detect.data_and_loss.loss_plateau_rules.progress import has_fallen, is_standing
+from gradwatch.detect.data_and_loss.loss_plateau_rules.progress import (
+    has_fallen,
+    is_held_back,
+    is_level,
+    may_leave_saddle,
+)
 from gradwatch.detect.data_and_loss.loss_plateau_rules.stall import MIN_WAIT_STEPS, SETTLING_STEPS, find_stall
 from gradwatch.detect.data_and_loss.loss_plateau_rules.wrong_pairs import find_wrong_pairs
 from gradwatch.detect.data_and_loss.loss_plateau_rules.zero_loss import find_zero_loss
@@ -28,9 +33,6 @@ from gradwatch.events import ADVERSARY, BROADCAST, CHANCE, PAIRED, UNCLEAR, UNPA
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding
-
-PLANNED_STEPS_PER_WAIT = 20
-"""Planned steps of a run per step of waiting before the first report: a long run may start slowly for longer."""
 
 
 @final
@@ -56,22 +58,22 @@ class LossPlateau:
 
     How it is detected: (1) The autograd graph shows n x n differences, or a softmax over values that are not the
     outputs of one place, because `view` was called instead of `transpose`. (2) The loss is not lower than in the
-    beginning and has no falling trend, without the first 32 steps. A trend counts if four more windows of it would
-    bring a fall, and in any case until 1.5 times `patience`. The learning rate must not be rising, nor the gradient
-    norm or the weights growing, as they do when a saddle is about to end. At least `patience` steps, and 5 % of the
-    planned steps, have passed. A sequential test over blocks of 4 steps says when the loss has stood long enough. The
-    noise of the losses must be too small to hide a fall by a fifth, and predictions must not fit their own targets, as
-    far as that can be measured. (3) A loss stands like that after a fall, while predictions fit other samples of the
-    batch as well as their own. Only what a constant can learn fell: the mean of the targets, or the shares of the
-    classes. There must be enough samples to show a slow start. If a batch reads a third of the rows of an
-    embedding, a third of the steps count. (4) Every loss since the first step is exactly 0. (5) Different batches have
-    the same loss, with more than half of the first one left: all outputs have collapsed to one point. The loss of a
-    triplet then stays at its margin.
+    beginning and has no falling trend, without the first 32 steps. A trend counts if `windows_ahead` more windows of it
+    would bring a fall, and in any case until `slow_start` times `patience`. The learning rate must not be rising, nor
+    the gradient norm or the weights growing, as they do when a saddle is about to end. At least `patience` steps, and
+    one in `planned` of the planned steps, have passed. A sequential test over blocks of 4 steps says when the loss has
+    stood long enough. The noise of the losses must be too small to hide a fall by `hidden_fall`, and predictions must
+    not fit their own targets, as far as that can be measured. (3) A loss stands like that after a fall, while
+    predictions fit other samples of the batch as well as their own. Only what a constant can learn fell: the mean of
+    the targets, or the shares of the classes. There must be enough samples to show a slow start. If a batch reads a
+    third of the rows of an embedding, a third of the steps count. (4) Every loss since the first step is exactly 0. (5)
+    Different batches have the same loss, with more than `constant_left` of the first one left: all outputs have
+    collapsed to one point. The loss of a triplet then stays at its margin.
 
     Exceptions to the rules: a loss that does not measure success, such as a policy gradient; tasks that are learned in
     a sudden transition after a long plateau (CTC, arithmetic). The loss of several optimizers, or of a model behind
     another learner, is taken for the value of a game between them and reported as info. So is a plateau of weights that
-    have moved by less than a tenth of themselves: the model may only be slow.
+    have moved by less than `travel` of themselves: the model may only be slow.
 
     Source: Karpathy 2019, "A recipe for training neural networks", https://karpathy.github.io/2019/04/25/recipe/; Wald
     1945, "Sequential tests of statistical hypotheses", https://doi.org/10.1214/aoms/1177731118; Hermans et al. 2017,
@@ -85,6 +87,32 @@ class LossPlateau:
             0.0003: even a mean over 100,000 samples that differ by a tenth varies as much.
         trend: Slope of the loss in its standard errors below which it is falling. -1.5: a flat loss is below by chance
             in 1 of 15 calls, which only delays the report; slow starts were below -2.3.
+        planned: Planned steps of the run per step of waiting before the first report of (2) and (3). 20: a long run may
+            start slowly for longer.
+        single_loss: A single newest loss, in units of the baseline less `fall`, below which the loss has fallen. 0.5:
+            the model has learned some batches.
+        windows_ahead: Windows, of all steps so far without the first 32, in which a trend must bring a fall that
+            counts. 4: a network that memorizes random labels, its biases first, falls steadily and by 0.1 %.
+        slow_start: Steps, in units of `patience`, up to which any falling trend counts. 1.5: a run may start slowly.
+        loss_growth: Newest loss, in units of the largest of the first 16, above which it grows and is no plateau. 2:
+            the largest counts, because the median is low if the first batches are of one kind.
+        rate_growth: Growth of the learning rate, as a factor over half of the window, that shows a warm-up. 1.01: a
+            linear warm-up over 10,000 steps still rises by 1.3 % at its end.
+        norm_trend: Slope of the gradient norm, in standard errors, at which a plateau is about to end. 4: noise
+            has such a slope once in 30,000 times.
+        weight_growth: Growth of the weights, as a factor, that shows learning. 1.1: runs that learned nothing grew by 1
+            to 2 %, matrix factorizations that leave a saddle by 25 % and more.
+        new_low: Probability of a new low in each block of 4 steps, 0.5 to 1, from which the sequential test of (2)
+            takes a loss for falling. 0.5: every second block, noise included.
+        hidden_fall: Fall, as a fraction, that the noise of the losses must not hide, for (2). 0.2: healthy runs fell by
+            more in the first 150 steps; random labels with batches of 16 show no smaller one in as many.
+        travel: Sum of the update/weight ratios of the window below which a plateau is info. 0.1: most of what such
+            weights compute is what they were initialized to.
+        constant_left: Part of the first loss above which (5) judges a loss. 0.5: a model that has learned more tells
+            its samples apart.
+        constant_first: Spread of the first losses in units of the newest spread, at least, for (5). 10: the loss did
+            depend on the batch.
+        constant_batches: Part of the batches of the window that must differ, 0..1, for (5). 0.5: most of them.
     """
 
     code: ClassVar[str] = "GW505"
@@ -94,6 +122,20 @@ class LossPlateau:
     fall: float = 0.03
     constant: float = 0.0003
     trend: float = -1.5
+    planned: int = 20
+    single_loss: float = 0.5
+    windows_ahead: int = 4
+    slow_start: float = 1.5
+    loss_growth: float = 2.0
+    rate_growth: float = 1.01
+    norm_trend: float = 4.0
+    weight_growth: float = 1.1
+    new_low: float = 0.5
+    hidden_fall: float = 0.2
+    travel: float = 0.1
+    constant_left: float = 0.5
+    constant_first: float = 10.0
+    constant_batches: float = 0.5
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run."""
@@ -106,33 +148,59 @@ class LossPlateau:
         if zero := find_zero_loss(history):
             yield zero
             return
-        if same := find_constant_loss(history, constant=self.constant):
+        same = find_constant_loss(
+            history,
+            constant=self.constant,
+            left=self.constant_left,
+            first=self.constant_first,
+            batches=self.constant_batches,
+        )
+        if same:
             yield same
             return
         if not self._has_waited(history):
             return
-        if has_fallen(history, fall=self.fall):
-            sign = find_constant_predictions(history, patience=self.patience)
+        if self._has_fallen(history):
+            sign = find_constant_predictions(history, patience=self.patience, travel=self.travel)
             since = history.step // 2  # it may take a while to learn the mean
         else:
-            sign, since = find_stall(history), SETTLING_STEPS
-        # shortly after the wait any downward trend defers the report
-        is_slow = history.step < self.patience + self.patience // 2
-        if sign and is_standing(history, since, fall=self.fall, max_trend=self.trend, is_slow=is_slow):
+            sign = find_stall(history, new_low=self.new_low, hidden_fall=self.hidden_fall, travel=self.travel)
+            since = SETTLING_STEPS
+        if sign and self._is_standing(history, since):
             yield sign
+
+    def _has_fallen(self, history: History) -> bool:
+        return has_fallen(history, fall=self.fall, single=self.single_loss)
+
+    def _is_standing(self, history: History, since: int) -> bool:
+        """Return whether the loss stands still while neither the gradients nor the weights announce progress."""
+        # shortly after the wait any downward trend defers the report
+        is_slow = history.step < self.slow_start * self.patience
+        return (
+            is_level(
+                history,
+                since,
+                growth=self.loss_growth,
+                max_trend=self.trend,
+                fall=None if is_slow else self.fall,
+                ahead=self.windows_ahead,
+            )
+            and not is_held_back(history, rate_growth=self.rate_growth)
+            and not may_leave_saddle(history, since, norm_trend=self.norm_trend, weight_growth=self.weight_growth)
+        )
 
     def can_judge(self, history: History) -> bool:
         """Return whether the wait is over, or the loss has fallen: a falling loss is no plateau."""
-        return self._has_waited(history) or has_fallen(history, fall=self.fall)
+        return self._has_waited(history) or self._has_fallen(history)
 
     def _has_waited(self, history: History) -> bool:
         planned = history.info.total_steps or 0
-        return history.step >= max(self.patience, MIN_WAIT_STEPS, planned // PLANNED_STEPS_PER_WAIT)
+        return history.step >= max(self.patience, MIN_WAIT_STEPS, planned // self.planned)
 
     def recovery(self, history: History, finding: Finding) -> Recovery | None:
         """Return the step from which the loss has been clearly below its start."""
         is_proved = any(sign.layer == finding.layer for sign in find_wrong_pairs(history))
-        if is_proved or find_constant_predictions(history, patience=self.patience):
+        if is_proved or find_constant_predictions(history, patience=self.patience, travel=self.travel):
             return None
         end = fall_of_loss(history, fall=self.fall)
         return None if end is None else Recovery(end, f"the loss fell to {newest_loss(history):.4g}")

@@ -21,29 +21,25 @@ from gradwatch.detect.features.robust_stats import Floats, median
 from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
 
-MIN_LEFT_FRAC = 0.5
-"""Fraction of the first loss that must be left: a model that has learned more tells its samples apart."""
 
-MIN_FIRST_RATIO = 10.0
-"""Spread of the first losses, in units of the newest spread, at least: the loss did depend on the batch."""
+def find_constant_loss(history: History, *, constant: float, left: float, first: float, batches: float) -> Sign | None:
+    """Return a sign if the losses of different batches differ by less than a fraction of themselves.
 
-MIN_DIFFERENT_FRAC = 0.5
-"""Fraction of the batches of the window that must be different ones."""
-
-
-def find_constant_loss(history: History, *, constant: float) -> Sign | None:
-    """Return a sign if the losses of different batches differ by less than a fraction of themselves."""
+    Args:
+        history: History of the run.
+        constant: Spread of the newest losses, as a fraction of the loss, up to which they are the same.
+        left: Part of the first loss that must be left.
+        first: Spread of the first losses, in units of the newest spread, at least.
+        batches: Part of the batches of the window that must be different ones.
+    """
     loss_T = history.scalar("loss", WINDOW_STEPS)
     level, spread = float(median(loss_T)), _spread(loss_T)
     if len(loss_T) < WINDOW_STEPS or not spread <= constant * abs(level):
         return None
-    if (
-        not level > MIN_LEFT_FRAC * first_loss(history)
-        or _spread(first_steps(history, "loss")) < MIN_FIRST_RATIO * spread
-    ):
+    if not level > left * first_loss(history) or _spread(first_steps(history, "loss")) < first * spread:
         return None
     hash_T = history.scalar("batch_hash", WINDOW_STEPS)
-    if np.isnan(hash_T).any() or len(set(hash_T.tolist())) < MIN_DIFFERENT_FRAC * len(hash_T):
+    if np.isnan(hash_T).any() or len(set(hash_T.tolist())) < batches * len(hash_T):
         return None
     text = f"the loss is {level:.4g} for every batch: the outputs no longer depend on the inputs"
     evidence = (Quantity(key="loss.spread", label="spread of the loss, newest 48 steps", value=spread),)

@@ -20,17 +20,18 @@ from gradwatch.events import PAIRED, UNCLEAR, UNPAIRED
 from gradwatch.history.store import History
 
 
-def find_constant_predictions(history: History, *, patience: int) -> Sign | None:
+def find_constant_predictions(history: History, *, patience: int, travel: float) -> Sign | None:
     """Return a sign if the last check found that predictions fit other samples as well as their own.
 
     Args:
         history: History of the run.
         patience: Steps for which the rows of each embedding must have learned. If a batch reads a third of the rows,
             each row learns in a third of the steps.
+        travel: Sum of the update/weight ratios of the window below which the sign is for information.
     """
     if newest_check(history) != UNPAIRED.name or history.step * _min_read_frac(history) < patience:
         return None
-    return make_sign(history, "predictions fit other samples as well as their own")
+    return make_sign(history, "predictions fit other samples as well as their own", travel=travel)
 
 
 def newest_check(history: History) -> str | None:

@@ -20,31 +20,6 @@ from gradwatch.records import Quantity, Severity
 WINDOW_STEPS = 48
 """Newest steps that show where the loss is."""
 
-MAX_LOSS_RATIO = 2.0
-"""Loss, in units of the largest of the first steps, above which it grows and so is no plateau. The largest counts
-because the median is low if the first batches are of one kind."""
-
-MAX_SINGLE_LOSS_FRAC = 0.5
-"""Fraction of the first loss below which a single newest loss shows that the model has learned some batches."""
-
-MIN_RATE_GROWTH = 1.01
-"""Growth of the learning rate over half of the window that shows a warm-up."""
-
-MIN_NORM_TREND = 4.0
-"""Slope of the gradient norm, in standard errors, at which a plateau is about to end."""
-
-MIN_WEIGHT_GROWTH = 1.1
-"""Growth of the weights over the window that shows learning. Runs that learned nothing grew by 1 to 2 %, matrix
-factorizations that leave a saddle by 25 % and more."""
-
-MIN_TRAVEL = 0.1
-"""Sum of the update/weight ratios of the window below which a loss that stands still is no evidence: the weights have
-moved by less than a tenth of themselves, so most of what they compute is what they were initialized to."""
-
-WINDOWS_AHEAD = 4
-"""Future windows in which a trend must bring a fall that counts. A network that memorizes random labels, its biases
-first, falls steadily and by 0.1 %."""
-
 MIN_TREND_STEPS = 3
 """Minimum number of steps in a trend with an error: a line fits two steps exactly."""
 
@@ -58,19 +33,26 @@ def loss_evidence(history: History) -> tuple[Quantity, ...]:
     )
 
 
-def make_sign(history: History, why: str, *, since: int | None = None) -> Sign:
-    """Return the sign of a loss that has stood still since a step, with the reason why that loss is too high.
+def make_sign(history: History, why: str, *, travel: float, since: int | None = None) -> Sign:
+    """Return the sign of a loss that has stood still, with the reason why that loss is too high.
 
     The sign is for information if the loss is the value of a game between several learners, which may stand still, or
     if the weights have hardly moved, so that the model may only be slow.
+
+    Args:
+        history: History of the run.
+        why: End of the message.
+        travel: Sum of the update/weight ratios of the window below which the weights have hardly moved.
+        since: Step since which the loss has stood still, or None if it is unknown.
     """
     text = f"the loss is {newest_loss(history, WINDOW_STEPS):.4g} after {history.step} steps; {why}"
     is_game = "+" in history.info.optimizer or any(events_of(history, ADVERSARY))
     moved = _travel(history)
-    if moved < MIN_TRAVEL:  # False for nan: not measured
+    is_slow = moved < travel  # False for nan: not measured
+    if is_slow:
         how_far = f"by at most {100 * moved:.1g} %, so it may only be slow" if moved else "by nothing"
         text += f"; the weights have moved {how_far}"
-    return Sign(text, loss_evidence(history), since, severity=Severity.INFO if is_game or moved < MIN_TRAVEL else None)
+    return Sign(text, loss_evidence(history), since, severity=Severity.INFO if is_game or is_slow else None)
 
 
 def _travel(history: History) -> float:
@@ -84,44 +66,67 @@ def _travel(history: History) -> float:
     return float(median(np.nan_to_num(ratio_TW[is_known_T]).T @ steps_T))
 
 
-def has_fallen(history: History, *, fall: float) -> bool:
-    """Return whether the loss has fallen by a fraction since the start, or cannot fall by a fraction."""
+def has_fallen(history: History, *, fall: float, single: float) -> bool:
+    """Return whether the loss has fallen by a fraction since the start, or cannot fall by a fraction.
+
+    Args:
+        history: History of the run.
+        fall: Fall of the loss, as a fraction, that counts as a fall.
+        single: A single newest loss, in units of the largest fallen one, that counts as a fall.
+    """
     # of the baseline, not the first loss: a fall to chance level is no progress
     least = (1 - fall) * baseline_loss(history)[0]
     lowest = np.fmin.reduce(history.scalar("loss", WINDOW_STEPS))
-    return bool(least <= 0 or newest_loss(history, WINDOW_STEPS) < least or lowest < MAX_SINGLE_LOSS_FRAC * least)
+    return bool(least <= 0 or newest_loss(history, WINDOW_STEPS) < least or lowest < single * least)
 
 
-def is_standing(history: History, since: int, *, fall: float, max_trend: float, is_slow: bool) -> bool:
-    """Return whether the loss stands still while neither the gradients nor the weights announce progress.
+def is_level(history: History, since: int, *, growth: float, max_trend: float, fall: float | None, ahead: int) -> bool:
+    """Return whether the loss neither grows nor falls.
 
     Args:
         history: History of the run.
         since: Step at which the trend starts to count.
-        fall: Fall of the loss, as a fraction, that counts as a fall.
+        growth: Newest loss, in units of the largest of the first steps, above which the loss grows.
         max_trend: Slope of the loss, in standard errors, below which the loss is falling.
-        is_slow: Count a trend as a fall however small the fall would be, because the run may start slowly.
+        fall: Fall of the loss, as a fraction, that a falling trend must bring, or None if any falling trend counts.
+        ahead: Future windows in which it must bring it.
     """
-    is_recent_T = history.run.steps() >= since
-    loss_T, norm_T = history.scalar("loss")[is_recent_T], history.scalar("grad_norm.before_clip")[is_recent_T]
-    if len(loss_T) < MIN_TREND_STEPS:  # thinning has left too few steps
+    loss_T = history.scalar("loss")[history.run.steps() >= since]
+    # thinning may have left too few steps
+    if len(loss_T) < MIN_TREND_STEPS or not np.isfinite(loss_T).all():
         return False
-    rate_T = history.scalar("lr.0")
-    is_warming_up = rate_T[-1] > MIN_RATE_GROWTH * rate_T[len(rate_T) // 2]
-    # skipped updates cannot lower the loss, whatever the model could learn
-    is_skipping = (history.scalar("skipped", WINDOW_STEPS) == 1).any()
-    if is_warming_up or is_skipping or not (np.isfinite(loss_T).all() and np.isfinite(norm_T).all()):
-        return False
-    if not newest_loss(history, WINDOW_STEPS) <= MAX_LOSS_RATIO * np.fmax.reduce(first_steps(history, "loss")):
+    if not newest_loss(history, WINDOW_STEPS) <= growth * np.fmax.reduce(first_steps(history, "loss")):
         return False
     # extrapolates the trend over the next windows
-    to_come = -slope(loss_T) * WINDOWS_AHEAD * len(loss_T)
-    is_falling = trend(loss_T) < max_trend and (is_slow or to_come >= fall * abs(float(loss_T[0])))
-    return not (is_falling or trend(norm_T) > MIN_NORM_TREND or _is_growing(history, since))
+    to_come = -slope(loss_T) * ahead * len(loss_T)
+    return not (trend(loss_T) < max_trend and (fall is None or to_come >= fall * abs(float(loss_T[0]))))
 
 
-def _is_growing(history: History, since: int) -> bool:
-    """Return whether most weight matrices and embeddings have grown since a step of the window.
+def is_held_back(history: History, *, rate_growth: float) -> bool:
+    """Return whether the learning rate has grown by a factor over half of the window, or updates are skipped."""
+    rate_T = history.scalar("lr.0")
+    is_warming_up = rate_T[-1] > rate_growth * rate_T[len(rate_T) // 2]
+    # skipped updates cannot lower the loss, whatever the model could learn
+    return bool(is_warming_up or (history.scalar("skipped", WINDOW_STEPS) == 1).any())
+
+
+def may_leave_saddle(history: History, since: int, *, norm_trend: float, weight_growth: float) -> bool:
+    """Return whether the gradients or the weights grow, or a gradient norm is not finite and so cannot tell.
+
+    Args:
+        history: History of the run.
+        since: Step at which growth starts to count.
+        norm_trend: Slope of the gradient norm, in standard errors, above which it grows.
+        weight_growth: Growth of the weights, as a factor, that counts.
+    """
+    norm_T = history.scalar("grad_norm.before_clip")[history.run.steps() >= since]
+    if not np.isfinite(norm_T).all():
+        return True
+    return trend(norm_T) > norm_trend or _are_growing(history, since, growth=weight_growth)
+
+
+def _are_growing(history: History, since: int, *, growth: float) -> bool:
+    """Return whether most weight matrices and embeddings have grown by a factor since a step of the window.
 
     If rows of embeddings are multiplied, only the embeddings count: they leave a saddle before other weights move.
     """
@@ -132,4 +137,4 @@ def _is_growing(history: History, since: int) -> bool:
     norm_TW = history.param.window("weight.l2")[history.param.steps() >= since][:, wide]
     # weight norms are measured at some steps only
     norm_TW = norm_TW[~np.isnan(norm_TW).all(axis=1)]
-    return len(norm_TW) > 1 and bool(median(norm_TW[-1] - MIN_WEIGHT_GROWTH * norm_TW[0]) > 0)
+    return len(norm_TW) > 1 and bool(median(norm_TW[-1] - growth * norm_TW[0]) > 0)

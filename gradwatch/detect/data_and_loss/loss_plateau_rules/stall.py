@@ -5,7 +5,7 @@ of a loss that stands still rarely sets a new low. Consider runs in which every 
 included. The test stops at most a given fraction of them within a window, however often it runs (Ville's inequality).
 
 A fall that is small next to the noise of a batch sets no more lows than a flat loss. So the losses must also show that
-there is no such fall: with their noise, a fall of `MAX_HIDDEN_FALL` would be visible. If the probe of predictions and
+there is no such fall: with their noise, a fall by `hidden_fall` would be visible. If the probe of predictions and
 targets has found them to fit, or cannot tell yet, the loss is not at a standstill: labels may be noisy.
 
 Wrong for a loss that does not measure success, as in policy gradients, and for tasks that are learned in a sudden
@@ -41,16 +41,16 @@ SETTLING_STEPS = 32
 MIN_WAIT_STEPS = SETTLING_STEPS + BLOCK_STEPS
 """Minimum steps before the first report, however short the patience is: a trend needs some settled losses."""
 
-MAX_HIDDEN_FALL = 0.2
-"""Fall over the settled losses, as a fraction, that must be visible. Healthy runs fell by more in the first 150 steps;
-random labels with batches of 16 show no smaller one in as many."""
 
-NEW_LOW_RATE = 0.5
-"""Probability of a new low in each block at which a loss counts as falling."""
+def find_stall(history: History, *, new_low: float, hidden_fall: float, travel: float) -> Sign | None:
+    """Return a sign if the losses are hardly possible for a falling loss.
 
-
-def find_stall(history: History) -> Sign | None:
-    """Return a sign if the losses are hardly possible for a falling loss."""
+    Args:
+        history: History of the run.
+        new_low: Probability of a new low in each block at which a loss counts as falling.
+        hidden_fall: Fall over the settled losses, as a fraction, that must be visible.
+        travel: Sum of the update/weight ratios of the window below which the sign is for information.
+    """
     if newest_check(history) in (PAIRED.name, UNCLEAR.name):
         return None
     loss_T = history.scalar("loss")
@@ -59,20 +59,23 @@ def find_stall(history: History) -> Sign | None:
     settled_T = loss_T[is_settled_T]
     blocks_B = aligned_blocks(settled_T, int(steps_T[is_settled_T][0]), BLOCK_STEPS)
     error = allowed_error(SequentialTest.LOSS_STALL, window_number(history))
-    if stall_likelihood_ratio(blocks_B, rate=NEW_LOW_RATE) < 1 / error or _may_hide_fall(settled_T, error=error):
+    if stall_likelihood_ratio(blocks_B, rate=new_low) < 1 / error:
+        return None
+    if _may_hide_fall(settled_T, hidden_fall, error=error):
         return None
     first, where = baseline_loss(history)
-    return make_sign(history, f"it was {first:.4g} {where}", since=int(history.steps("loss")[0]))
+    return make_sign(history, f"it was {first:.4g} {where}", travel=travel, since=int(history.steps("loss")[0]))
 
 
-def _may_hide_fall(loss_T: Floats, *, error: float) -> bool:
-    """Return whether the noise of the losses may hide a fall by `MAX_HIDDEN_FALL`.
+def _may_hide_fall(loss_T: Floats, fall: float, *, error: float) -> bool:
+    """Return whether the noise of the losses may hide a fall.
 
     Args:
         loss_T: Settled losses.
+        fall: Fall over all of them, as a fraction.
         error: Probability that the bound of the fall is too low at any step of the window.
     """
     rise, standard_error = slope_and_error(loss_T)
     # half: a sum passes a bound at any step at most twice as often as at the last one (Lévy's inequality)
     largest_fall = (critical_sigmas(error / 2) * standard_error - rise) * len(loss_T)
-    return largest_fall > MAX_HIDDEN_FALL * abs(float(median(loss_T)))
+    return largest_fall > fall * abs(float(median(loss_T)))

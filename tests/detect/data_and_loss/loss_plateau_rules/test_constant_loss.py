@@ -13,7 +13,7 @@ def sign(spread, *, floor=0.9, hashes=None, seed=0):
     made.loss_T = (floor + (1 - floor) * np.exp(-made.t_T / 10)) * np.exp(noise_T)
     if hashes is not None:
         made.batch_hash_T[:] = hashes
-    return find_constant_loss(made.history(), constant=0.0003)
+    return find_constant_loss(made.history(), constant=0.0003, left=0.5, first=10.0, batches=0.5)
 
 
 @pytest.mark.parametrize("seed", range(3))
