@@ -59,10 +59,10 @@ class LearningRateTooHigh:
     large as its weights replaces them. (2) Growth of the norms of the weight matrices over the last 20 steps, as the
     median over matrices. If a few updates make weights several times larger, their initialization or what they had
     learned is gone. (3) A learning rate that jumps by `jump` above all its earlier values, and a higher loss after the
-    jump. (4) A loss that diverges within the first 20 steps. It has risen at each of the last 4 steps, or of those
-    before it stopped being finite, and is `runaway` times the first; the first update of some matrix was `large`. (5) A
-    rate that compounds, by one factor again and again, and is `compound` times the rate at which half of the loss
-    was learned. Over the newest 64 steps the loss no longer falls. It is told before the rate does harm.
+    jump. (4) A loss that diverges within the first 20 steps. It has risen at each of the last `rising` steps, or of
+    those before it stopped being finite, and is `runaway` times the first; the first update of some matrix was `large`.
+    (5) A rate that compounds, by one factor again and again, and is `compound` times the rate at which `learned` of the
+    loss was learned. Over the newest 64 steps the loss no longer falls. It is told before the rate does harm.
 
     These signs are no consequence of numbers that stop being finite later. The finding is critical if nothing else was
     found before it and the run has lost what it had learned. That is so if the run is non-finite, or if the loss, as
@@ -70,16 +70,15 @@ class LearningRateTooHigh:
 
     Exceptions to the rules: weights that are initialized near zero on purpose grow by large factors. Such matrices
     count from the size of the default initialization on, and not at all below 5 % of the usual. A linear model with
-    well separated classes wants large weights. Growth does no harm (info) if half of the first loss is gone, or 10 % in
-    a linear model. A restart to a rate that the run has had before is no jump.
+    well separated classes wants large weights. Growth does no harm (info) if `learned` of the first loss is gone, or
+    `learned_linear` in a linear model. A restart to a rate that the run has had before is no jump.
 
     Source: Bottou et al. 2018, sec. 4, https://arxiv.org/abs/1606.04838; Goyal et al. 2017 on warm-up, sec. 2.2,
     https://arxiv.org/abs/1706.02677.
 
     Args:
         every: Steps between two calls. 5: half of the steps between two measurements of the weights.
-        ratio: Update/weight ratio at which to report. 1: an update as large as its weights replaces them. It did harm
-            if the loss is higher five steps later than before it, or if the update is ten times as large.
+        ratio: Update/weight ratio at which to report. 1: an update as large as its weights replaces them.
         growth: Growth of the weights within 20 steps, in powers of ten. 0.5: 3.2 times.
         jump: Rise of the learning rate above its earlier values. 3: milestones fall, and warm-ups rise in small steps.
         compound: Growth of the rate since the run had learned at it, for (5). 10: good rates span less than that.
@@ -89,6 +88,20 @@ class LearningRateTooHigh:
             medians of 6 never did.
         lost: Loss in units of its best at which all progress is gone. 3: noise moves a median of 6 by less than
             `worse`, the best one down and the newest one up: 2.25.
+        harm: Median loss after the update of (1), in units of the loss before it, from which the update did harm. 1.05:
+            if nothing has been learned yet, as at a cold start of embeddings, losses of batches differ by 1 %.
+        harm_steps: Steps after the update of (1) that this median needs. 3: a single loss is noisy.
+        harm_alone: Size of the update of (1), in units of `ratio`, that does harm whatever the loss does. 10: next to
+            nothing of the weights is left.
+        learned: Part of the first loss, 0..1, that must be gone for the run to have learned, for (2) and (5). 0.5:
+            predicting the mean of the targets removes 1/3.
+        learned_linear: As `learned`, for (2) in a model of one matrix. 0.1: its initial weights hold nothing worth
+            keeping.
+        rising: Steps in a row in which the loss of (4) must rise. 4: noise does so once in 120 times.
+        compound_half: Part of the growth of the rate, on a log scale, in the newer half of the steps of (5), at least.
+            0.45: a rate that compounds has half of it, and a linear warm-up from a third of the rate has 0.37.
+        compound_fall: Fall of the loss from one half of the steps of (5) to the other, as a fraction, that shows a rate
+            which still helps. 0.03: a smaller change of a median is noise.
     """
 
     code: ClassVar[str] = "GW302"
@@ -102,6 +115,14 @@ class LearningRateTooHigh:
     runaway: float = 100.0
     worse: float = 1.5
     lost: float = 3.0
+    harm: float = 1.05
+    harm_steps: int = 3
+    harm_alone: float = 10.0
+    learned: float = 0.5
+    learned_linear: float = 0.1
+    rising: int = 4
+    compound_half: float = 0.45
+    compound_fall: float = 0.03
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run, and raise an earlier one to critical if the run has lost its progress since."""
@@ -119,17 +140,33 @@ class LearningRateTooHigh:
             yield from self._report(
                 history, find_rate_jump(history, jump=self.jump, worse=self.worse), Severity.WARNING
             )
-            yield from self._report(history, find_compounding_rate(history, compound=self.compound))
+            compounding = find_compounding_rate(
+                history,
+                compound=self.compound,
+                learned=self.learned,
+                half=self.compound_half,
+                fall=self.compound_fall,
+            )
+            yield from self._report(history, compounding)
         # the jump comes first: it names the step at fault
-        yield from self._report(history, find_diverging_loss(history, runaway=self.runaway, large=self.large))
+        diverging = find_diverging_loss(history, runaway=self.runaway, large=self.large, rising=self.rising)
+        yield from self._report(history, diverging)
         # the rules below compare updates with weights
         if not len(structure_of(history).rate_weights.indices_W):
             return
-        every = interval(self.every, history.step)
-        yield from self._report(history, find_overwritten_weights(history, ratio=self.ratio, every=every))
+        overwritten = find_overwritten_weights(
+            history,
+            ratio=self.ratio,
+            every=interval(self.every, history.step),
+            harm=self.harm,
+            harm_steps=self.harm_steps,
+            harm_alone=self.harm_alone,
+        )
+        yield from self._report(history, overwritten)
         # weights may grow while the loss falls, which does no harm
         grown = find_weight_growth(history, growth=self.growth, every=self.every)
-        severity = Severity.INFO if grown and is_learning(history) else None
+        is_useful = grown and is_learning(history, learned=self.learned, learned_linear=self.learned_linear)
+        severity = Severity.INFO if is_useful else None
         yield from self._report(history, grown, severity, onset=int(history.param.steps(GROWTH_STEPS + 1)[0]))
 
     def _report(

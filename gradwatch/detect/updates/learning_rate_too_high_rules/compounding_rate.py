@@ -23,43 +23,44 @@ from gradwatch.records import Quantity
 WINDOW_STEPS = 64
 """Newest steps over which the rate must compound; the loss of their halves is compared."""
 
-MIN_HALF_FRAC = 0.45
-"""Part of the growth, on a log scale, that the newer half of the window must have at least: one that compounds has half
-of it, and a linear warm-up from a third of the rate has 0.37."""
-
-LEARNED_FRAC = 0.5
-"""Fraction of the first loss below which the run has learned at the rate of that time."""
-
 FIRST_STEPS = 4
-"""First steps whose median loss is the first loss."""
-
-MIN_FALL = 0.03
-"""Fall of the loss from one half of the window to the other that shows a rate which still helps."""
+"""First steps whose median loss is the first loss, and losses well below it with which the run has learned."""
 
 
-def find_compounding_rate(history: History, *, compound: float) -> Sign | None:
-    """Return the sign of a rate that has compounded by a factor of `compound` since the run had learned at it."""
+def find_compounding_rate(
+    history: History, *, compound: float, learned: float, half: float, fall: float
+) -> Sign | None:
+    """Return the sign of a rate that has compounded by a factor of `compound` since the run had learned at it.
+
+    Args:
+        history: History of the run.
+        compound: Growth of the rate, as a factor, since the run had learned.
+        learned: Part of the first loss that is gone once the run has learned.
+        half: Part of the growth in the window, on a log scale, that its newer half must have at least.
+        fall: Fall of the loss from one half of the window to the other, as a fraction, of a rate that still helps.
+    """
     rate_T = history.scalar("lr.0", WINDOW_STEPS)
     if len(rate_T) < WINDOW_STEPS or not rate_T[-1] > rate_T[WINDOW_STEPS // 2] > rate_T[0] > 0:
         return None
     # a staircase may take its steps anywhere, so the halves are compared, and not the steps
     newer, whole = np.log(rate_T[-1] / rate_T[WINDOW_STEPS // 2]), np.log(rate_T[-1] / rate_T[0])
-    if newer < MIN_HALF_FRAC * whole or np.diff(rate_T).min() < 0:
+    if newer < half * whole or np.diff(rate_T).min() < 0:
         return None
-    rate, usual = float(rate_T[-1]), _learned_rate(history)
+    rate, usual = float(rate_T[-1]), _learned_rate(history, learned)
     if usual is None or not rate >= compound * usual > 0:
         return None
     loss_T = history.scalar("loss", WINDOW_STEPS)
     before, now = (float(median(half_T)) for half_T in np.split(loss_T, 2))
-    if now < before - MIN_FALL * abs(before):
+    if now < before - fall * abs(before):
         return None
+    gone = "half" if learned == 0.5 else f"{100 * learned:.3g} %"
     ahead = rate * float(rate_T[-1] / rate_T[0])
     return Sign(
         f"the learning rate compounds: it is {format_factor(rate / usual)} times the rate at which the run had "
         f"learned, and will be {ahead:.3g} in {WINDOW_STEPS} steps",
         (
             Quantity(key="lr.0", value=rate),
-            Quantity(key="lr.learned", label="largest lr.0 until half of the loss was gone", value=usual),
+            Quantity(key="lr.learned", label=f"largest lr.0 until {gone} of the loss was gone", value=usual),
             Quantity(key="lr.ahead", label=f"lr.0 in {WINDOW_STEPS} steps, if it goes on", value=ahead),
             Quantity(key="loss.before", label="loss, 33 to 64 steps before", value=before),
             Quantity(key="loss.median", label="loss, newest 32 steps", value=now),
@@ -67,10 +68,10 @@ def find_compounding_rate(history: History, *, compound: float) -> Sign | None:
     )
 
 
-def _learned_rate(history: History) -> float | None:
-    """Return the largest rate until half of the first loss was gone, or None if it never was."""
+def _learned_rate(history: History, part: float) -> float | None:
+    """Return the largest rate until a part of the first loss was gone, or None if it never was."""
     loss_T, rate_T = history["loss"], history["lr.0"]
     first = float(median(first_steps(history, "loss", FIRST_STEPS)))
-    learned = np.flatnonzero(loss_T < LEARNED_FRAC * first)
+    learned = np.flatnonzero(loss_T < (1 - part) * first)
     # several losses, since a single batch may be an easy one
     return float(rate_T[: learned[FIRST_STEPS - 1] + 1].max()) if len(learned) >= FIRST_STEPS else None

@@ -15,22 +15,22 @@ from gradwatch.records import Quantity
 FIRST_STEPS = 20
 """Steps of the run in which the loss must diverge."""
 
-MIN_RISING_STEPS = 4
-"""Steps in a row in which the loss must rise: noise does so once in 120 times."""
 
+def find_diverging_loss(history: History, *, runaway: float, large: float, rising: int) -> Sign | None:
+    """Return the sign of a loss at `runaway` times the first, if the first update was at least `large`.
 
-def find_diverging_loss(history: History, *, runaway: float, large: float) -> Sign | None:
-    """Return the sign of a loss at `runaway` times the first, if the first update was at least `large`."""
+    The loss must have risen at each of the last `rising` steps.
+    """
     if history.step >= FIRST_STEPS:
         return None
     loss_T = history.scalar("loss", FIRST_STEPS)
     # up to the first loss that is not finite; the appended False ends a run of finite losses
     loss_T = loss_T[: np.argmin(np.append(np.isfinite(loss_T), False))]
-    if len(loss_T) <= MIN_RISING_STEPS or not loss_T[-1] >= runaway * loss_T[0] > 0:
+    if len(loss_T) <= rising or not loss_T[-1] >= runaway * loss_T[0] > 0:
         return None
     weights_W = structure_of(history).rate_weights.indices_W
     ratio = float(np.fmax.reduce(first_steps(history, "update.ratio", 1)[0, weights_W], initial=-np.inf))
-    if not (np.diff(loss_T[-MIN_RISING_STEPS - 1 :]) > 0).all() or not ratio >= large:
+    if not (np.diff(loss_T[-rising - 1 :]) > 0).all() or not ratio >= large:
         return None
     rate, times = float(history.run.newest("lr.0")[0]), float(loss_T[-1] / loss_T[0])
     return Sign(
@@ -41,5 +41,5 @@ def find_diverging_loss(history: History, *, runaway: float, large: float) -> Si
             Quantity(key="lr.0", value=rate),
         ),
         # the rise began before the losses that prove it
-        since=int(history.run.steps(FIRST_STEPS)[len(loss_T) - 1]) - MIN_RISING_STEPS,
+        since=int(history.run.steps(FIRST_STEPS)[len(loss_T) - 1]) - rising,
     )

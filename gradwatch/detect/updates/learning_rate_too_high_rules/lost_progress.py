@@ -20,12 +20,6 @@ NON_FINITE = "non-finite"
 MEDIAN_STEPS = 6
 """Steps of the median loss: single batches are noisy."""
 
-MIN_LEARNED_FRAC = 0.5
-"""Part of the first loss that must be gone for growth to do no harm; predicting the target mean removes 1/3."""
-
-MIN_LEARNED_FRAC_LINEAR = 0.1
-"""Same part for a model of one matrix, in which the initial weights hold nothing worth keeping."""
-
 
 def is_lost(history: History, *, lost: float) -> bool:
     """Return whether the run is non-finite, or its loss is `lost` times the best and no lower than at the start."""
@@ -35,10 +29,10 @@ def is_lost(history: History, *, lost: float) -> bool:
     return newest >= first > 0 and newest >= lost * best_loss(history) > 0
 
 
-def is_learning(history: History) -> bool:
-    """Return whether the loss has fallen well below the loss before the first update."""
+def is_learning(history: History, *, learned: float, learned_linear: float) -> bool:
+    """Return whether `learned` of the loss before the first update is gone, or `learned_linear` in a linear model."""
     first = float(first_steps(history, "loss", 1)[0])
-    part = MIN_LEARNED_FRAC if len(structure_of(history).matrices.indices_M) > 1 else MIN_LEARNED_FRAC_LINEAR
+    part = learned if len(structure_of(history).matrices.indices_M) > 1 else learned_linear
     return newest_loss(history) < first - part * abs(first)
 
 

@@ -12,19 +12,20 @@ from gradwatch.detect.features.structure import NEAR_ZERO_GAIN, structure_of
 from gradwatch.history.store import History
 from gradwatch.records import Quantity
 
-MIN_HARM_FACTOR = 1.05
-"""Loss after an update, over the loss before it, that counts as worse. If nothing has been learned yet, as at a cold
-start of embeddings, the loss of successive batches differs by 1 %."""
 
-MIN_STEPS_AFTER = 3
-"""Steps after the update that the median loss needs to show harm."""
+def find_overwritten_weights(
+    history: History, *, ratio: float, every: int, harm: float, harm_steps: int, harm_alone: float
+) -> Sign | None:
+    """Return the sign of a harmful update of the last `every` steps, at least `ratio` times its weights.
 
-ALWAYS_HARMFUL = 10
-"""Size of an update, in units of `ratio`, that does harm whatever the loss does."""
-
-
-def find_overwritten_weights(history: History, *, ratio: float, every: int) -> Sign | None:
-    """Return the sign of a harmful update of the last `every` steps, at least `ratio` times its weights."""
+    Args:
+        history: History of the run.
+        ratio: Update/weight ratio at which to report.
+        every: Newest steps whose updates are judged.
+        harm: Loss after the update, in units of the loss before it, from which the update did harm.
+        harm_steps: Steps after the update that the median loss needs to show harm.
+        harm_alone: Size of the update, in units of `ratio`, that does harm whatever the loss does.
+    """
     # cheap: no tensor had such an update
     if not np.fmax.reduce(history.param.window("update.ratio", every + 1), axis=None) >= ratio:
         return None
@@ -41,10 +42,10 @@ def find_overwritten_weights(history: History, *, ratio: float, every: int) -> S
     largest = float(median(np.where(gain_W > NEAR_ZERO_GAIN, ratio_TW[at], np.nan)))
     loss_T = history.scalar("loss", age)
     # abs: the factor must raise a negative loss too
-    harmful_loss = loss_T[at] + (MIN_HARM_FACTOR - 1) * abs(loss_T[at])
+    harmful_loss = loss_T[at] + (harm - 1) * abs(loss_T[at])
     # `not <`: a nan loss counts as worse
-    is_worse = age - at > MIN_STEPS_AFTER and not float(median(loss_T[at + 1 :])) < harmful_loss
-    if not ratio <= largest < np.inf or not (is_worse or largest >= ALWAYS_HARMFUL * ratio):
+    is_worse = age - at > harm_steps and not float(median(loss_T[at + 1 :])) < harmful_loss
+    if not ratio <= largest < np.inf or not (is_worse or largest >= harm_alone * ratio):
         return None
     rate = float(history.run.newest("lr.0")[0])
     return Sign(

@@ -14,7 +14,7 @@ def sign(rate_T, *, loss_T=None, seed=0):
     made.lr_T = 1e-3 * rate_T
     fall_T = np.maximum(np.exp(-T[: len(rate_T)] / 10), 0.1) if loss_T is None else loss_T
     made.loss_T = 2.3 * fall_T * np.exp(0.03 * made.rng.standard_normal(len(rate_T)))
-    return find_compounding_rate(made.history(), compound=10.0)
+    return find_compounding_rate(made.history(), compound=10.0, learned=0.5, half=0.45, fall=0.03)
 
 
 @pytest.mark.parametrize("seed", range(3))
