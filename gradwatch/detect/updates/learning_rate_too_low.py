@@ -5,18 +5,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, final
 
 import numpy as np
 
 from gradwatch.detect import Example, Recovery
 from gradwatch.detect.features.baseline import is_learned
-from gradwatch.detect.features.finding import findings_of
+from gradwatch.detect.features.finding import Sign, findings_of
 from gradwatch.detect.features.recovery import start_of_state, tensors_of
 from gradwatch.detect.features.robust_stats import median
 from gradwatch.detect.features.structure import structure_of
 from gradwatch.detect.features.unmade_updates import are_updates_missing
+from gradwatch.detect.updates.learning_rate_too_low_rules.examples import (
+    make_decayed,
+    make_looked_up,
+    make_scheduled,
+    make_slowed,
+    make_stuck,
+    make_thrown,
+    make_vanishing,
+    make_warming,
+)
 from gradwatch.detect.updates.learning_rate_too_low_rules.negligible_updates import find_negligible_updates
 from gradwatch.detect.updates.learning_rate_too_low_rules.slow_groups import find_slow_groups
 from gradwatch.detect.updates.learning_rate_too_low_rules.squared_rate import corrected_step, find_squared_rate
@@ -30,9 +40,6 @@ from gradwatch.detect.updates.learning_rate_too_low_rules.warm_up import is_warm
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding
-
-RECOVERY = 10.0
-"""Update/weight ratio, in units of `ratio`, that withdraws a finding: a warm-up that is far too long passes `ratio`."""
 
 
 @final
@@ -53,19 +60,19 @@ class LearningRateTooLow:
     When it is wrong: a trained model that is only fine-tuned; a noisy problem whose loss cannot fall further. If only
     some layers hardly change, see vanishing-gradient and dead-layer.
 
-    When it is withdrawn: the updates were above ten times `ratio` in `samples` samples in a row, or less than `left` of
-    the loss is left.
+    When it is withdrawn: the updates were above `useful` times `ratio` in `samples` samples in a row, or less than
+    `left` of the loss is left.
 
-    How it is detected: the update/weight ratio of the weight matrices. The median must be below `ratio`, and the
-    largest below ten times `ratio`, in `samples` samples in a row. Matrices that began near zero do not count. The
+    How it is detected: (1) The update/weight ratio of the weight matrices. The median must be below `ratio`, and the
+    largest below `spread` times `ratio`, in `samples` samples in a row. Matrices that began near zero do not count. The
     learning rate must not be rising. It may rise so slowly in a straight line that the ratio needs more than `horizon`
-    further steps, or more than are planned (`total_steps`), to reach ten times `ratio`. The loss must still be a good
-    part of the first. If the ratio was larger before, it must have been low for a third of the run: the end of a
-    schedule takes 1/50 (cosine) to 1/4 (milestones) of a run. A model of embeddings alone is judged by the rows that a
-    batch looked up, because a table moves less than its rows, by the root of their share. Layers of a group whose rate
-    is 1e-4 of another's are judged by themselves. A schedule whose largest rate is the square of the rate that the
-    optimizer was given returns rates where `LambdaLR` expects factors. Nothing is reported if an update is 1e-3 of the
-    first at the same rate: then the gradient is gone.
+    further steps, or more than are planned (`total_steps`), to reach `useful` times `ratio`. The loss must still be a
+    good part of the first. If the ratio was larger before, it must have been low for one in `schedule_end` of the steps
+    of the run. A model of embeddings alone is judged by the rows that a batch looked up, because a table moves less
+    than its rows, by the root of their share. Nothing is reported if an update is `gone` of the first at the same rate:
+    then the gradient is gone. (2) Layers of a group whose rate is `slow` of another's are judged by themselves. (3) A
+    schedule whose largest rate is the square of the rate that the optimizer was given returns rates where `LambdaLR`
+    expects factors.
 
     Source: LeCun et al. 1998, "Efficient BackProp", sec. 4.7; Karpathy, CS231n, "Ratio of weights:updates",
     https://cs231n.github.io/neural-networks-3/#ratio.
@@ -79,6 +86,28 @@ class LearningRateTooLow:
             the end of their schedule were below, except for noisy problems.
         horizon: Steps that a warm-up may still need to reach a useful ratio. 2000: the longest warm-ups in use, 10000
             steps to the usual 1e-3, reach it after a tenth of them.
+        spread: Ratio of the largest update/weight ratio to the median up to which all layers move alike, for (1). 10:
+            it is larger if gradients vanish.
+        gone: Size of an update, over the first at the same rate, below which its gradient is gone. 0.001: while a model
+            learns, its gradient falls by tens, and an update of Adagrad falls by the root of the number of steps.
+        useful: Update/weight ratio, in units of `ratio`, that a warm-up must reach, and that withdraws a finding. 10: a
+            warm-up that is far too long passes `ratio` too.
+        speed_up: Slope of the rate in the second half of 32 steps, over its slope in the first half, above which it
+            grows ever faster and may soon be large. 1.1: for a straight line both slopes are equal.
+        schedule_end: Steps of the run, per step with negligible updates, above which these may be the end of a
+            schedule. 3: it takes 1/50 (cosine) to 1/4 (milestones) of a run.
+        slow: Rate of a group, over the largest rate, up to which it is a mistake, for (2). 0.0001: fine-tuning uses
+            1/100, or 1/200 in steps.
+        square_rate: Rate given to the optimizer up to which its square is no accident, for (3). 0.02: at 0.1, the first
+            epoch of a warm-up over ten epochs has a factor of 0.1.
+        square_low: Largest rate, over the square, from which it is the square. 0.8: it stays below 1 if a warm-up is
+            multiplied by a cosine that falls meanwhile.
+        square_high: Largest rate, over the square, up to which it is the square. 1.01: it exceeds 1 by rounding alone.
+        square_steps: Steps since the largest rate after which the warm-up is over, for (3). 10: a warm-up
+            reaches a new largest rate at nearly every step.
+        square_level: Steps at the largest rate after which it is no stage of a warm-up, for (3). 100: its stages
+            are shorter.
+        square_end: Rate, over the square, that withdraws a finding of (3). 2: the schedule has been corrected.
     """
 
     code: ClassVar[str] = "GW303"
@@ -88,33 +117,64 @@ class LearningRateTooLow:
     samples: int = 3
     left: float = 0.1
     horizon: int = 2000
+    spread: float = 10.0
+    gone: float = 1e-3
+    useful: float = 10.0
+    speed_up: float = 1.1
+    schedule_end: float = 3.0
+    slow: float = 1e-4
+    square_rate: float = 0.02
+    square_low: float = 0.8
+    square_high: float = 1.01
+    square_steps: int = 10
+    square_level: int = 100
+    square_end: float = 2.0
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run, or for an optimizer group with a far lower rate than the other groups."""
-        yield from findings_of(self, history, [find_squared_rate(history, left=self.left)])
-        yield from find_slow_groups(self, history, ratio=self.ratio, samples=self.samples, left=self.left)
+        squared = find_squared_rate(
+            history,
+            left=self.left,
+            given=self.square_rate,
+            peak=(self.square_low, self.square_high),
+            falling_steps=self.square_steps,
+            level_steps=self.square_level,
+        )
+        yield from findings_of(self, history, [squared])
+        yield from find_slow_groups(
+            self, history, ratio=self.ratio, samples=self.samples, left=self.left, slow=self.slow
+        )
+        yield from findings_of(self, history, [self._sign(history)])
+
+    def _sign(self, history: History) -> Sign | None:
+        """Return the sign of negligible updates, unless something else than the rate makes them small."""
         newest_W = history.param.newest("update.ratio")[structure_of(history).rate_weights.indices_W]
         # cheap: the newest updates must be small enough
         if not np.fmin.reduce(newest_W, initial=np.inf) < self.ratio or not float(median(newest_W)) < self.ratio:
-            return
-        level_T = update_levels(history)
+            return None
+        level_T = update_levels(history, spread=self.spread)
         steps_T = history.param.steps()[~np.isnan(level_T)]
         level_T = level_T[~np.isnan(level_T)]
         if len(level_T) < self.samples:
-            return
+            return None
         newest = float(level_T[-1])
         # the rate is not at fault if no update is made: `not-optimized` reports it
         if not newest and are_updates_missing(history, samples=self.samples):
-            return
+            return None
         # a rate that still rises will be large enough in time
-        if is_warming_up(history, newest, ratio=self.ratio, horizon=self.horizon):
-            return
-        if not may_learn(history) or is_gradient_gone(history, newest):
-            return
-        still = find_negligible_updates(
-            history, steps_T, level_T, ratio=self.ratio, samples=self.samples, left=self.left
+        useful = self.useful * self.ratio
+        if is_warming_up(history, newest, useful=useful, horizon=self.horizon, speed_up=self.speed_up):
+            return None
+        if not may_learn(history) or is_gradient_gone(history, newest, gone=self.gone, spread=self.spread):
+            return None
+        return find_negligible_updates(
+            history,
+            (steps_T, level_T),
+            ratio=self.ratio,
+            samples=self.samples,
+            left=self.left,
+            schedule_end=self.schedule_end,
         )
-        yield from findings_of(self, history, [still])
 
     def recovery(self, history: History, finding: Finding) -> Recovery | None:
         """Return the step from which the updates have been larger, or the loss is nearly gone."""
@@ -122,104 +182,43 @@ class LearningRateTooLow:
             return Recovery(history.step, f"less than {100 * self.left:.3g} % of the loss was left")
         initial = next((q.value for q in finding.evidence if q.key == "lr.initial"), None)
         if initial is not None:
-            end = corrected_step(history, initial)
+            end = corrected_step(history, initial, correction=self.square_end)
             return None if end is None else Recovery(end, "the learning rate rose above the square of the optimizer's")
         # a single large update is no recovery
-        level_T = group_levels(history, tensors_of(history, finding)) if finding.names else update_levels(history)
+        if finding.names:
+            level_T = group_levels(history, tensors_of(history, finding))
+        else:
+            level_T = update_levels(history, spread=self.spread)
         is_known_T = ~np.isnan(level_T)
         steps_T, level_T = history.param.steps()[is_known_T], level_T[is_known_T]
-        end = start_of_state(level_T >= RECOVERY * self.ratio, steps_T, least=self.samples)
+        end = start_of_state(level_T >= self.useful * self.ratio, steps_T, least=self.samples)
         return None if end is None else Recovery(end, f"an update changed the weights by {100 * level_T[-1]:.1g} %")
 
     @classmethod
     def examples(cls) -> Iterator[Example]:
         """Yield histories that fire, that stay quiet, and near misses."""
-        yield Example("a rate of 1e-8 for a network from scratch", _stuck(lr=1e-8), (None,))
-        yield Example("a scheduler meant for epochs is stepped per batch", _decayed(over=8.0), (None,))
-        yield Example("a rate of 1e-8 for embeddings", _looked_up(lr=1e-8, unread=0.5), (None,))
-        yield Example("the function of a LambdaLR returns the rate", _scheduled(peak=3e-3), (None,))
-        yield Example("the function of a LambdaLR returns a factor", _scheduled(peak=1.0))
-        yield Example("a warm-up passes the square of the rate", _scheduled(peak=1.0, warm_up=500))
-        yield Example("embeddings of which a batch reads a row in ten thousand", _looked_up(lr=1e-6, unread=0.9999))
+        yield Example("a rate of 1e-8 for a network from scratch", make_stuck(lr=1e-8), (None,))
+        yield Example("a scheduler meant for epochs is stepped per batch", make_decayed(over=8.0), (None,))
+        yield Example("a rate of 1e-8 for embeddings", make_looked_up(lr=1e-8, unread=0.5), (None,))
+        yield Example("the function of a LambdaLR returns the rate", make_scheduled(peak=3e-3), (None,))
+        yield Example("the function of a LambdaLR returns a factor", make_scheduled(peak=1.0))
+        yield Example("a warm-up passes the square of the rate", make_scheduled(peak=1.0, warm_up=500))
+        yield Example("embeddings of which a batch reads a row in ten thousand", make_looked_up(lr=1e-6, unread=0.9999))
         yield Example(
-            "one matrix is of zeros at first, as a token for the class is", _stuck(lr=1e-8, opened=1e6), (None,)
+            "one matrix is of zeros at first, as a token for the class is", make_stuck(lr=1e-8, opened=1e6), (None,)
         )
-        yield Example("a group has a millionth of the others' rate, by a slip", *_slowed(factor=1e-6))
-        yield Example("a group has a hundredth, as in fine-tuning", _slowed(factor=1e-2)[0])
+        yield Example("a group has a millionth of the others' rate, by a slip", *make_slowed(factor=1e-6))
+        yield Example("a group has a hundredth, as in fine-tuning", make_slowed(factor=1e-2)[0])
         yield Example("a healthy run", Synthetic(steps=60).history())
-        yield Example("a warm-up that would take a hundred thousand steps", _warming(over=1e6), (None,))
-        yield Example("a warm-up of ten thousand steps", _warming(over=1e4))
-        yield Example("one of ten thousand steps in a run of 150", _warming(over=1e4, planned=150), (None,))
-        yield Example("one of ten thousand steps in a run of as many", _warming(over=1e4, planned=10000))
-        yield Example("one of ten thousand steps to a rate for fine-tuning", _warming(over=6e4), (None,))
-        yield Example("a first step threw it to where there is no gradient", _thrown())
-        yield Example("a rate that doubles every 50 steps", _warming(doubling=50.0))
-        yield Example("a schedule ends at zero", _decayed(over=150.0))
+        yield Example("a warm-up that would take a hundred thousand steps", make_warming(over=1e6), (None,))
+        yield Example("a warm-up of ten thousand steps", make_warming(over=1e4))
+        yield Example("one of ten thousand steps in a run of 150", make_warming(over=1e4, planned=150), (None,))
+        yield Example("one of ten thousand steps in a run of as many", make_warming(over=1e4, planned=10000))
+        yield Example("one of ten thousand steps to a rate for fine-tuning", make_warming(over=6e4), (None,))
+        yield Example("a first step threw it to where there is no gradient", make_thrown())
+        yield Example("a rate that doubles every 50 steps", make_warming(doubling=50.0))
+        yield Example("a schedule ends at zero", make_decayed(over=150.0))
         learned = Synthetic(steps=120, lr=1e-8)
         learned.loss_T[8:] *= 0.01
         yield Example("there is nothing left to learn", learned.history())
-        yield Example("only the first layers hardly move", _vanishing())
-
-
-def _slowed(*, factor: float) -> tuple[History, tuple[str, ...]]:
-    made = Synthetic(steps=60).own_rate(4, factor=factor)
-    return made.history(), made.names(4)
-
-
-def _stuck(*, lr: float, opened: float = 1.0) -> History:
-    """Return a run at rate `lr` in which the last matrix starts near zero and moves `opened` times more."""
-    made = Synthetic(steps=60, lr=lr)
-    made.loss_T[:] = 2.3
-    if opened > 1:
-        made.weight_l2_TL[:, -1] = 1e-3
-        made.update_factor_TL[:, -1] = opened
-    return made.history()
-
-
-def _looked_up(*, lr: float, unread: float) -> History:
-    """Return a run with embeddings only, of which each batch leaves a fraction `unread` of the rows unread."""
-    made = Synthetic(steps=60, lr=lr)
-    made.info = replace(made.info, layers=tuple(replace(i, module_type="Embedding") for i in made.info.layers))
-    made.zero_frac_TL[:] = unread
-    made.loss_T[:] = 2.3
-    return made.history()
-
-
-def _decayed(*, over: float) -> History:
-    """Return a run in which the rate falls tenfold every `over` / 2 steps."""
-    made = Synthetic(steps=200)
-    made.lr_T *= 10.0 ** (-np.maximum(made.t_T - 200 + 1.1 * over if over > 50 else made.t_T, 0) / over * 2)
-    made.loss_T[:] = np.maximum(made.loss_T, 0.8)
-    return made.history()
-
-
-def _warming(*, over: float = 1.0, doubling: float = 0.0, planned: int | None = None) -> History:
-    """Return a run in which the rate rises linearly over `over` steps, or doubles every `doubling` steps."""
-    made = Synthetic(steps=120)
-    made.info = replace(made.info, total_steps=planned)
-    made.lr_T = 1e-8 * 2 ** (made.t_T / doubling) if doubling else 1e-3 * (made.t_T + 1) / over
-    made.loss_T[:] = 2.3
-    return made.history()
-
-
-def _scheduled(*, peak: float, warm_up: int = 20, initial: float = 3e-3) -> History:
-    """Return a run whose schedule multiplies `initial` by a factor that rises to `peak`, and then falls to zero."""
-    made = Synthetic(steps=60)
-    made.info = replace(made.info, initial_rates=(initial,))
-    rising_T, falling_T = np.minimum((made.t_T + 1) / warm_up, 1), 0.5 * (1 + np.cos(np.pi * made.t_T / 160))
-    made.lr_T = initial * peak * rising_T * falling_T
-    made.loss_T[:] = 2.3
-    return made.history()
-
-
-def _thrown() -> History:
-    """Return a run with SGD in which the gradients are gone after the first update."""
-    made = Synthetic(steps=60, optimizer="SGD", lr=0.1)
-    made.grad_l2_TL[1:] *= 1e-6
-    made.loss_T[:] = 2.3
-    return made.history()
-
-
-def _vanishing() -> History:
-    made = Synthetic(steps=60, optimizer="SGD", lr=0.1).vanishing(decades=9)
-    return made.history()
+        yield Example("only the first layers hardly move", make_vanishing())

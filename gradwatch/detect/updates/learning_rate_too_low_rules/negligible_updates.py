@@ -13,21 +13,33 @@ from gradwatch.history.store import WINDOW, History
 from gradwatch.history.table import Steps
 from gradwatch.records import Quantity
 
-MIN_STILL_FRAC = 1 / 3
-"""Part of the run for which updates must be negligible if they were larger before. The end of a schedule takes 1/50 of
-a run (cosine) to 1/4 (milestones)."""
-
 
 def find_negligible_updates(
-    history: History, steps_T: Steps, level_T: Floats, *, ratio: float, samples: int, left: float
+    history: History,
+    measured: tuple[Steps, Floats],
+    *,
+    ratio: float,
+    samples: int,
+    left: float,
+    schedule_end: float,
 ) -> Sign | None:
-    """Return the sign of `samples` updates below `ratio`, if more than `left` of the loss remains."""
+    """Return the sign of updates that are negligible while much of the loss remains.
+
+    Args:
+        history: History of the run.
+        measured: Steps that measured the updates, and the update/weight ratios at these steps, of shape (T,) each.
+        ratio: Update/weight ratio below which an update is negligible.
+        samples: Negligible updates in a row that count.
+        left: Part of the first loss that must remain.
+        schedule_end: Steps of the run, per step with negligible updates, above which these may end a schedule.
+    """
+    steps_T, level_T = measured
     moved = np.flatnonzero(level_T >= ratio)
     first = int(moved[-1]) + 1 if len(moved) else 0
     if len(level_T) - first < samples:
         return None
     still_steps = int(history.step - steps_T[first])
-    is_end_of_schedule = len(moved) > 0 and still_steps < MIN_STILL_FRAC * history.step
+    is_end_of_schedule = len(moved) > 0 and schedule_end * still_steps < history.step
     # skipped updates are a matter of the loss scale, not of the rate
     is_skipping = (history.scalar("skipped", min(still_steps + 1, WINDOW)) == 1).any()
     if is_end_of_schedule or not is_loss_left(history, left=left) or is_skipping:

@@ -20,18 +20,23 @@ from gradwatch.detect.updates.learning_rate_too_low_rules.warm_up import WINDOW_
 from gradwatch.history.store import History
 from gradwatch.records import Finding, Quantity
 
-MAX_RATE_FRAC = 1e-4
-"""Learning rate of a group, over the largest rate, that is a mistake: fine-tuning uses 1/100, or 1/200 in steps."""
-
-
-MIN_FALL = 1e-2
-"""Learning rate of a group, over its first rate, below which its decay is the pattern to report."""
+DECAYED = 1e-2
+"""Learning rate of a group, over its first rate, below which the message names its decay."""
 
 
 def find_slow_groups(
-    detector: HasCode, history: History, *, ratio: float, samples: int, left: float
+    detector: HasCode, history: History, *, ratio: float, samples: int, left: float, slow: float
 ) -> Iterator[Finding]:
-    """Yield one finding for all groups that move by less than `ratio` a step while the other groups move."""
+    """Yield one finding for all groups that hardly move while the other groups move.
+
+    Args:
+        detector: Detector of the findings.
+        history: History of the run.
+        ratio: Update/weight ratio below which an update is negligible.
+        samples: Negligible updates in a row that count.
+        left: Part of the first loss that must remain.
+        slow: Learning rate of a group, over the largest rate, up to which it is a mistake.
+    """
     # a single group has no other rate to compare with
     if history.groups < 2:
         return
@@ -42,7 +47,7 @@ def find_slow_groups(
     # updates are measured at some steps only
     is_known_T = ~np.isnan(ratio_TL).all(axis=1)
     steps_T, ratio_TL = history.param.steps()[is_known_T], ratio_TL[is_known_T]
-    is_slow_L = _is_slow(history)
+    is_slow_L = _is_slow(history, slow)
     if len(ratio_TL) < samples or not is_slow_L.any():
         return
     has_gradient_L = history.param.newest("grad.l2") > 0
@@ -87,17 +92,17 @@ def _pattern(history: History, slow: list[int]) -> str:
     # a rate that starts at zero warms up
     fall_G = newest_G / np.where(first_G > 0, first_G, np.nan)
     fall = float(np.fmax.reduce(fall_G[slow]))
-    if fall < MIN_FALL:
+    if fall < DECAYED:
         return f"the learning rate of {which} has fallen to {fall:.1g} of where it began"
     return f"the learning rate of {which} is {newest_G[slow].max() / newest_G.max():.1g} of the largest rate"
 
 
-def _is_slow(history: History) -> NDArray[np.bool_]:
+def _is_slow(history: History, slow: float) -> NDArray[np.bool_]:
     """Return which tensors are in a group with a tiny learning rate that does not rise, of shape (L,)."""
     rate_TG = np.stack([history.scalar(f"lr.{g}", WINDOW_STEPS) for g in range(history.groups)], axis=1)
     newest_G = rate_TG[-1]
     # `not-optimized` reports a rate of 0, and a rising rate is a warm-up
-    is_slow_G = (newest_G > 0) & (newest_G <= MAX_RATE_FRAC * np.fmax.reduce(newest_G)) & (newest_G <= rate_TG[0])
+    is_slow_G = (newest_G > 0) & (newest_G <= slow * np.fmax.reduce(newest_G)) & (newest_G <= rate_TG[0])
     group_L = [-1 if layer.group is None else layer.group for layer in history.info.layers]
     is_slow_L: NDArray[np.bool_] = np.append(is_slow_G, False)[group_L]  # group -1, no optimizer, picks False
     return is_slow_L

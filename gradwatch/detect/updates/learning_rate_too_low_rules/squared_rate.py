@@ -11,37 +11,38 @@ from gradwatch.detect.updates.learning_rate_too_low_rules.update_levels import i
 from gradwatch.history.store import WINDOW, History
 from gradwatch.records import Quantity
 
-MAX_INITIAL_RATE = 0.02
-"""Learning rate given to the optimizer up to which its square is no accident. At 0.1, the first epoch of a warm-up over
-ten epochs has a factor of 0.1."""
 
-PEAK_RANGE = (0.8, 1.01)
-"""Largest rate, over the square. It stays below 1 if a warm-up is multiplied by a cosine that falls meanwhile."""
+def find_squared_rate(
+    history: History,
+    *,
+    left: float,
+    given: float,
+    peak: tuple[float, float],
+    falling_steps: int,
+    level_steps: int,
+) -> Sign | None:
+    """Return the sign of a rate that peaked at the square of the optimizer's own.
 
-FALLING_STEPS = 10
-"""Steps since the largest rate after which the warm-up is over."""
+    None if the run is longer than the window, which then lacks its first steps.
 
-LEVEL_STEPS = 100
-"""Steps at the largest rate after which it is no stage of a warm-up."""
-
-MIN_CORRECTION = 2.0
-"""Learning rate, over the square, from which the schedule has been corrected."""
-
-
-def find_squared_rate(history: History, *, left: float) -> Sign | None:
-    """Return the sign of a rate that peaked at the square of the optimizer's own, if more than `left` of the loss
-    remains; None if the run is longer than the window, which then lacks its first steps.
+    Args:
+        history: History of the run.
+        left: Part of the first loss that must remain.
+        given: Learning rate given to the optimizer up to which its square is no accident.
+        peak: Lowest and highest ratio of the largest rate to the square.
+        falling_steps: Steps since the largest rate after which a warm-up is over.
+        level_steps: Steps at the largest rate after which it is no stage of a warm-up.
     """
     if history.step >= WINDOW:
         return None
     for group, initial in enumerate(history.info.initial_rates):
-        if initial is None or not 0 < initial <= MAX_INITIAL_RATE:
+        if initial is None or not 0 < initial <= given:
             continue
         rate_T = history.scalar(f"lr.{group}")
         largest = float(np.fmax.reduce(rate_T))
         is_largest_T = rate_T == largest
-        has_peaked = not is_largest_T[-FALLING_STEPS:].any() or is_largest_T[-LEVEL_STEPS:].sum() == LEVEL_STEPS
-        is_square = PEAK_RANGE[0] <= largest / initial**2 <= PEAK_RANGE[1]
+        has_peaked = not is_largest_T[-falling_steps:].any() or is_largest_T[-level_steps:].sum() == level_steps
+        is_square = peak[0] <= largest / initial**2 <= peak[1]
         if has_peaked and is_square and is_loss_left(history, left=left):
             return Sign(
                 f"the schedule returns a learning rate in place of a factor: its largest rate, {largest:.3g}, is about "
@@ -56,10 +57,10 @@ def find_squared_rate(history: History, *, left: float) -> Sign | None:
     return None
 
 
-def corrected_step(history: History, initial: float) -> int | None:
-    """Return the first step at which a rate was well above the square of `initial`, or None if none was."""
+def corrected_step(history: History, initial: float, *, correction: float) -> int | None:
+    """Return the first step at which a rate was `correction` times the square of `initial`, or None if none was."""
     above_T = np.zeros(0, np.bool_)
     for group in range(history.groups):
-        now_T = history.scalar(f"lr.{group}") >= MIN_CORRECTION * initial**2
+        now_T = history.scalar(f"lr.{group}") >= correction * initial**2
         above_T = now_T if group == 0 else above_T | now_T
     return int(history.steps("lr.0")[-len(above_T) :][above_T.argmax()]) if above_T.any() else None

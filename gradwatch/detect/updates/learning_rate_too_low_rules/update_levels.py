@@ -11,13 +11,6 @@ from gradwatch.detect.features.robust_stats import Floats, median
 from gradwatch.detect.features.structure import NEAR_ZERO_GAIN, structure_of
 from gradwatch.history.store import History
 
-MAX_SPREAD = 10
-"""Ratio of the largest update to the median up to which all layers move alike; it is larger if gradients vanish."""
-
-GONE_FRAC = 1e-3
-"""Size of an update, over the first update at the same rate, below which its gradient is gone. While a model learns,
-its gradient falls by tens, and an update of Adagrad falls by the root of the number of steps."""
-
 BASELINE_STEPS = 8
 """Number of first steps in the median loss of the start."""
 
@@ -25,17 +18,22 @@ LOSS_STEPS = 16
 """Number of newest steps in the median loss."""
 
 
-def update_levels(history: History) -> Floats:
+def update_levels(history: History, *, spread: float) -> Floats:
     """Return the update/weight ratio of each step of the window, of shape (T,); nan if it was not measured.
 
     For embeddings, the ratio refers to the rows that the batch looked up.
+
+    Args:
+        history: History of the run.
+        spread: Ratio of the largest update to the median up to which all layers move alike.
     """
     structure = structure_of(history)
     ratio_TW: Floats = history.param.window("update.ratio")[:, structure.rate_weights.indices_W] * _is_known(history)
     if len(structure.matrices.indices_M):
-        return _level(ratio_TW)
+        return _level(ratio_TW, spread)
     read_TW = 1 - history.param.window("grad.zero_frac")[:, structure.rate_weights.indices_W]
-    return _level(ratio_TW / np.sqrt(np.where(read_TW > 0, read_TW, np.nan)))  # rows that were not read do not move
+    # rows that were not read do not move
+    return _level(ratio_TW / np.sqrt(np.where(read_TW > 0, read_TW, np.nan)), spread)
 
 
 def group_levels(history: History, tensors: list[int]) -> Floats:
@@ -50,12 +48,12 @@ def may_learn(history: History) -> bool:
     return is_held and bool((history.param.newest("grad.l2")[structure_of(history).rate_weights.indices_W] > 0).any())
 
 
-def is_gradient_gone(history: History, newest_level: float) -> bool:
-    """Return whether updates are tiny next to the first one at the same rate, so that the rate is not the cause."""
+def is_gradient_gone(history: History, newest_level: float, *, gone: float, spread: float) -> bool:
+    """Return whether updates are below `gone` of the first one at the same rate, so that the rate is not the cause."""
     first_W = first_steps(history, "update.ratio", 1)[:, structure_of(history).rate_weights.indices_W]
-    first_level = _level(first_W * _is_known(history))[0]
+    first_level = _level(first_W * _is_known(history), spread)[0]
     first_rate, rate = first_steps(history, "lr.0", 1)[0], history.run.newest("lr.0")[0]
-    return bool(newest_level * first_rate < GONE_FRAC * first_level * rate)
+    return bool(newest_level * first_rate < gone * first_level * rate)
 
 
 def is_loss_left(history: History, *, left: float) -> bool:
@@ -64,9 +62,9 @@ def is_loss_left(history: History, *, left: float) -> bool:
     return float(median(history.scalar("loss", LOSS_STEPS))) > left * first
 
 
-def _level(ratio_TW: Floats) -> Floats:
-    """Return the median ratio of each step, or the largest ratio / `MAX_SPREAD` if that is more."""
-    level_T: Floats = np.fmax(median(ratio_TW.T), np.fmax.reduce(ratio_TW, axis=1) / MAX_SPREAD)
+def _level(ratio_TW: Floats, spread: float) -> Floats:
+    """Return the median ratio of each step, or the largest ratio / `spread` if that is more."""
+    level_T: Floats = np.fmax(median(ratio_TW.T), np.fmax.reduce(ratio_TW, axis=1) / spread)
     return level_T
 
 
