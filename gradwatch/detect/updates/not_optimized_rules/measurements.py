@@ -16,17 +16,6 @@ from gradwatch.detect.features.structure import structure_of
 from gradwatch.history.store import WINDOW, Floats, History
 from gradwatch.records import Finding, Quantity, Severity
 
-MIN_USUAL_RATIO = 1e-5
-"""Update/weight ratio that some tensor must have. If none has it, the learning rate is too low for all tensors."""
-
-MIN_GRADIENT_FRAC = 1e-4
-"""Size of a gradient element, as a fraction of the largest tensor's, below which a tensor need not move. The gradient
-of a bias that a normalization cancels is rounding error, 7 decades below the others. If gradients vanish over depth, an
-update that is lost in rounding is a consequence."""
-
-MAX_DIGIT_ERROR = 1e-4
-"""Relative distance to a one-digit number up to which a size equals it. 1 in 5,000 sizes does so by chance."""
-
 STEPS_PER_MEASUREMENT = 16
 """Steps in which the default schedule measures updates at least once, so that a short window is usually enough."""
 
@@ -42,22 +31,26 @@ def measured_updates(history: History, count: int) -> tuple[Floats, Floats]:
     return ratio_TL[newest], history.param.window("weight.l2", len(ratio_TL))[newest]
 
 
-def has_gradient(history: History) -> NDArray[np.bool_]:
+def has_gradient(history: History, *, least: float) -> NDArray[np.bool_]:
     """Return which tensors get gradients above the rounding error of the largest, of shape (L,).
 
     One that is the same to the last digit is left from an earlier step: nothing clears it, and nothing adds to it.
+
+    Args:
+        history: History of the run.
+        least: Size of a gradient element, in units of the largest tensor's, up to which it may be rounding error.
     """
     l2_TL = history.param.window("grad.l2", STEPS_PER_MEASUREMENT)
     is_left_L = (l2_TL == l2_TL[0]).all(axis=0) & (len(l2_TL) > 1)
     size_L = l2_TL[-1] / structure_of(history).rms_scale_L
-    return np.asarray((size_L > MIN_GRADIENT_FRAC * np.fmax.reduce(size_L)) & ~is_left_L)
+    return np.asarray((size_L > least * np.fmax.reduce(size_L)) & ~is_left_L)
 
 
-def is_round(size: NDArray[np.floating]) -> NDArray[np.bool_]:
-    """Return which sizes are a one-digit number within `MAX_DIGIT_ERROR`."""
+def is_round(size: NDArray[np.floating], *, error: float) -> NDArray[np.bool_]:
+    """Return which sizes are a one-digit number within a relative error."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        unit = 10 ** np.floor(np.log10(size * (1 + MAX_DIGIT_ERROR)))  # the margin keeps 0.99999 from becoming 9.9999
-        return np.asarray(np.abs(size / unit - np.round(size / unit)) < MAX_DIGIT_ERROR)
+        unit = 10 ** np.floor(np.log10(size * (1 + error)))  # the margin keeps 0.99999 from becoming 9.9999
+        return np.asarray(np.abs(size / unit - np.round(size / unit)) < error)
 
 
 def findings_of(

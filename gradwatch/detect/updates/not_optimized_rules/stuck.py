@@ -15,7 +15,6 @@ from gradwatch.detect.features.recovery import tensors_of
 from gradwatch.detect.features.structure import structure_of
 from gradwatch.detect.features.unmade_updates import are_updates_missing, have_converged
 from gradwatch.detect.updates.not_optimized_rules.measurements import (
-    MIN_USUAL_RATIO,
     findings_of,
     has_gradient,
     is_round,
@@ -25,16 +24,26 @@ from gradwatch.history.store import Floats, History
 from gradwatch.records import Finding, Quantity, Severity
 
 
-def find_unchanged_parameters(detector: HasCode, history: History, *, samples: int) -> Iterator[Finding]:
-    """Yield the tensors with a gradient and `samples` zero updates in a row, and those at a learning rate of 0.
+def find_unchanged_parameters(
+    detector: HasCode, history: History, *, samples: int, gradient: float, moving: float, digit: float
+) -> Iterator[Finding]:
+    """Yield the tensors with a gradient and zero updates in a row, and those at a learning rate of 0.
 
     Their norms must stay constant too: otherwise something other than the optimizer moves them.
+
+    Args:
+        detector: Detector of the findings.
+        history: History of the run.
+        samples: Measured updates in a row that must be zero.
+        gradient: Size of a gradient element, in units of the largest tensor's, up to which a tensor need not move.
+        moving: Update/weight ratio that some other tensor must have.
+        digit: Relative distance to a one-digit number up to which weights may be clipped to it.
     """
     ratio_TL, norm_TL = measured_updates(history, samples)
-    if len(ratio_TL) < samples or not _others_move(history, ratio_TL):
+    if len(ratio_TL) < samples or not _others_move(history, ratio_TL, moving):
         return
     stuck_L = (ratio_TL == 0).all(axis=0) & (norm_TL == norm_TL[0]).all(axis=0)
-    stuck_L &= has_gradient(history) & ~_is_clipped(history) & ~have_converged(history, ratio_TL)
+    stuck_L &= has_gradient(history, least=gradient) & ~_is_clipped(history, digit) & ~have_converged(history, ratio_TL)
     # an update that is lost in rounding is a consequence of a tiny rate
     slow = [f for f in history.findings if f.kind == "learning-rate-too-low" and f.names]
     stuck_L[[i for finding in slow for i in tensors_of(history, finding)]] = False
@@ -71,11 +80,11 @@ def find_missing_updates(detector: HasCode, history: History, *, samples: int) -
         )
 
 
-def _others_move(history: History, ratio_TL: Floats) -> bool:
+def _others_move(history: History, ratio_TL: Floats, least: float) -> bool:
     """Return whether a weight matrix moved at each of the steps. Other tensors may start at 0 and move at any rate."""
     matrices_M = structure_of(history).matrices.indices_M
     ratio_TM = ratio_TL[:, matrices_M] if len(matrices_M) else ratio_TL
-    return bool((ratio_TM > MIN_USUAL_RATIO).any(axis=1).all())
+    return bool((ratio_TM > least).any(axis=1).all())
 
 
 def _learning_rates(history: History) -> Floats:
@@ -86,11 +95,11 @@ def _learning_rates(history: History) -> Floats:
     return rate_L
 
 
-def _is_clipped(history: History) -> NDArray[np.bool_]:
+def _is_clipped(history: History, error: float) -> NDArray[np.bool_]:
     """Return which tensors moved until all elements reached a bound, like the weights of a clipped critic.
 
     Their root mean square is that bound, which is a round number.
     """
     has_moved_L = (history.param.window("update.ratio") > 0).any(axis=0)
     size_L = history.param.newest("weight.l2").astype(np.float64) / structure_of(history).rms_scale_L
-    return np.asarray(has_moved_L & is_round(size_L))
+    return np.asarray(has_moved_L & is_round(size_L, error=error))

@@ -26,9 +26,6 @@ from gradwatch.events import (
 from gradwatch.history.store import Floats, History
 from gradwatch.records import Finding, Quantity, Severity
 
-STALE_STEPS = 8
-"""Steps without a rise of the norm that show a stale gradient: a living one rises at about every second step."""
-
 
 def find_unregistered_tensors(detector: HasCode, history: History) -> Iterator[Finding]:
     """Yield the tensors that the model computes with but does not register as parameters."""
@@ -78,17 +75,27 @@ def find_unowned_parameters(detector: HasCode, history: History, ratio_L: Floats
     yield from findings_of(detector, history, left_L, severity=severity, what=what)
 
 
-def find_unfrozen_parameters(detector: HasCode, history: History, ratio_L: Floats) -> Iterator[Finding]:
-    """Yield tensors that were frozen when the monitor attached and now get gradients outside any optimizer."""
+def find_unfrozen_parameters(
+    detector: HasCode, history: History, ratio_L: Floats, *, stale: int, gradient: float
+) -> Iterator[Finding]:
+    """Yield tensors that were frozen when the monitor attached and now get gradients outside any optimizer.
+
+    Args:
+        detector: Detector of the findings.
+        history: History of the run.
+        ratio_L: Newest `update.ratio` of each tensor.
+        stale: Steps without a rise of the gradient norm that show a gradient from before the tensor was frozen.
+        gradient: Size of a gradient element, in units of the largest tensor's, up to which a tensor need not move.
+    """
     frozen = list(structure_of(history).frozen)
     if not frozen:
         return
     thawed_L = np.zeros(len(ratio_L), np.bool_)
     # a gradient from before the tensor was frozen stays, or shrinks if the loop clips it with the others
-    l2_TL = history.param.window("grad.l2", STALE_STEPS)[:, frozen]
+    l2_TL = history.param.window("grad.l2", stale)[:, frozen]
     is_stale_L = (np.diff(l2_TL, axis=0) <= 0).all(axis=0)
     thawed_L[frozen] = (l2_TL[-1] > 0) & ~is_stale_L & (ratio_L[frozen] == 0)
-    thawed_L &= has_gradient(history) & ~_is_moved_by_others(history)
+    thawed_L &= has_gradient(history, least=gradient) & ~_is_moved_by_others(history)
     why = "it was frozen when the optimizer was built and was not added after unfreezing"
     what = f"gets gradients but is not optimized: {why}"
     yield from findings_of(detector, history, thawed_L, severity=Severity.WARNING, what=what, thawed=True)
