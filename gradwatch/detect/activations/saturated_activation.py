@@ -24,31 +24,10 @@ from gradwatch.records import Finding, Quantity, Severity
 FLAT_ON_BOTH_SIDES = ("Sigmoid", "Tanh", "Hardsigmoid", "Hardtanh", "Gate", "Clamp")
 """Activations with flat tails on both sides. ReLU6, ELU and similar ones rest on one flat side on purpose."""
 
-USUAL_FRAC = {"Hardtanh": 0.32, "Gate": 0.6, "Clamp": 0.6}
-"""Fraction, 0..1, that may lie in the tails from the start; 0 for other types, of which 0.03 is usual. A hard tanh
-clips erfc(1 / sqrt 2) of standard normal inputs. Most gates (a sigmoid or tanh that multiplies) may be shut at first. A
-clamp exists to cut off values."""
+CLIPPED_BY_HARDTANH = 0.32
+"""Fraction of standard normal inputs that a hard tanh clips: erfc(1 / sqrt 2)."""
 
 FRAC = "act.saturated_frac"
-
-RECOVERY_SAMPLES = 5
-"""Samples in a row with at most half as many saturated outputs that withdraw a finding."""
-
-START_STEPS = 50
-"""Steps that count as the start: saturation within them comes from the scale of the inputs, not from learning."""
-
-MAX_SUDDEN_STEPS = 40
-"""Steps within which only an outside cause, such as a temperature, drives nearly all outputs into the tails. Learning
-multiplies the inputs of a function by 10 only if updates are large, which `learning-rate-too-high` reports."""
-
-MIN_STAY_SAMPLES = 3
-"""Samples for which nearly all outputs must have stayed in the tails: 2 more than chance needs."""
-
-MAX_CONFIDENT_LOSS_FRAC = 0.2
-"""Fraction of the first loss above which a model is not confident and right: 0.99 has a cross entropy of 0.01."""
-
-MAX_LEARNED_LOSS_FRAC = 0.8
-"""Fraction of the first loss up to which the model has learned enough to be confident in its outputs."""
 
 
 @final
@@ -69,29 +48,42 @@ class SaturatedActivation:
 
     When it is wrong: gates that are closed at first on purpose; hard attention; a pretrained network.
 
-    When it is withdrawn: less than half of the reported fraction was saturated in each of 5 samples in a row.
+    When it is withdrawn: less than half of the reported fraction was saturated in each of `recovered` samples in a row.
 
     How it is detected: the fraction is the smallest of successive sampled batches. (1) From the start: `early` of the
     outputs have been saturated since the first batch, before anything was learned that could justify it. (2) Later:
     `late` of the outputs are saturated. A softmax does not count, because it becomes confident by learning. Neither
-    does the last module if the loss has fallen by a fifth, or belongs to several optimizers and so shows no progress.
-    (3) Suddenly, for any of these: `late` of the outputs became saturated within 40 steps and stayed, while a fifth of
-    the loss is left. Learning is slower than that; a temperature that falls too fast is not. (4) The graph of the loss
-    adds the entropy of a policy to the loss, and the gradient of the policy's last layer has fallen by `fall`. Factors
-    count as positive: a bonus with a negative coefficient that is added looks alike.
+    does the last module if the loss has fallen to `learned`, or belongs to several optimizers and so shows no progress.
+    (3) Suddenly, for any of these: `late` of the outputs became saturated within `sudden` steps and stayed, while
+    `confident` of the loss is left. Learning is slower than that; a temperature that falls too fast is not. (4) The
+    graph of the loss adds the entropy of a policy to the loss, and the gradient of the policy's last layer has fallen
+    by `fall`. Factors count as positive: a bonus with a negative coefficient that is added looks alike.
 
     Source: Glorot & Bengio 2010, sec. 3, https://proceedings.mlr.press/v9/glorot10a.html; Vaswani et al. 2017, sec.
     3.2.1, https://arxiv.org/abs/1706.03762.
 
     Args:
         every: Steps between two calls. 10: activations are sampled that often.
-        early: Saturated fraction, 0..1, above the usual one (0.32 for a hard tanh, 0.6 for gates and clamps, else 0),
-            to report if it was so from the start. 0.3: healthy fresh networks begin below 0.15
+        early: Saturated fraction, 0..1, above the usual one (0.32 for a hard tanh, `shut` for gates and clamps, else
+            0), to report if it was so from the start. 0.3: healthy fresh networks begin below 0.15
             (`scripts/studies/false_alarms.py`); a pretrained network had 0.43.
         late: Saturated fraction, 0..1, to report later. 0.9: healthy tanh layers of trained networks had up to 0.66.
         samples: Successive samples of which the smallest counts. 2: two batches that agree.
         fall: Gradient norm of a policy's last layer in the first 16 steps, over its norm in the newest 16. 10: with the
             right sign it stays within 3 (`scripts/fault_zoo`).
+        start: Steps that count as the start, for (1). 50: saturation within them comes from the scale of the inputs,
+            not from learning.
+        shut: Saturated fraction, 0..1, that is usual from the start for gates (a sigmoid or tanh that multiplies) and
+            clamps, for (1). 0.6: most gates may be shut at first, and a clamp exists to cut off values.
+        learned: Loss, in units of the first, up to which the last module may be confident, for (2). 0.8: the model has
+            learned enough.
+        sudden: Steps within which outputs become saturated for (3). 40: learning multiplies the inputs of a function by
+            10 in so few steps only if updates are large, which `learning-rate-too-high` reports.
+        stay: Samples for which the outputs must have stayed saturated, for (3). 3: 2 more than chance needs.
+        confident: Loss, in units of the first, below which a model may be confident and right, for (3). 0.2: a
+            probability of 0.99 has a cross entropy of 0.01.
+        recovered: Samples in a row with less than half of the reported fraction that withdraw a finding. 5: a few may
+            have it by chance.
     """
 
     code: ClassVar[str] = "GW202"
@@ -101,6 +93,13 @@ class SaturatedActivation:
     late: float = 0.9
     samples: int = 2
     fall: float = 10.0
+    start: int = 50
+    shut: float = 0.6
+    learned: float = 0.8
+    sudden: int = 40
+    stay: int = 3
+    confident: float = 0.2
+    recovered: int = 5
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each saturated module."""
@@ -108,7 +107,7 @@ class SaturatedActivation:
         yield from findings_of(self, history, find_minimized_entropy_of(history, fall=self.fall))
 
     def _signs(self, history: History) -> Iterator[Sign]:
-        is_start = history.step < START_STEPS
+        is_start = history.step < self.start
         bound = min(self.early, self.late) if is_start else self.late
         saturated_A = lasting_frac(history, FRAC, samples=self.samples, at_least=bound)
         if saturated_A is None:
@@ -120,9 +119,9 @@ class SaturatedActivation:
             is_softmax = activation.module_type.startswith("Softmax")
             if not is_softmax and activation.module_type not in FLAT_ON_BOTH_SIDES:
                 continue
-            is_from_start = is_start and always_A[a] >= self.early + USUAL_FRAC.get(activation.module_type, 0.0)
+            is_from_start = is_start and always_A[a] >= self.early + self._usual(activation.module_type)
             # a trained softmax is confident on purpose, and so is a last sigmoid
-            may_be_confident = is_softmax or (a == last and _may_have_learned(history))
+            may_be_confident = is_softmax or (a == last and _may_have_learned(history, left=self.learned))
             is_late = saturated_A[a] >= self.late and not may_be_confident
             if is_from_start or is_late or self._is_sudden(history, a):
                 bound = self.early if is_from_start else self.late
@@ -140,29 +139,33 @@ class SaturatedActivation:
                     severity=Severity.WARNING if is_from_start else None,
                 )
 
+    def _usual(self, module_type: str) -> float:
+        """Return the fraction that may be saturated from the start: 0 for most types, of which 0.03 is usual."""
+        return {"Hardtanh": CLIPPED_BY_HARDTANH, "Gate": self.shut, "Clamp": self.shut}.get(module_type, 0.0)
+
     def recovery(self, history: History, finding: Finding) -> Recovery | None:
-        """Return the first of 5 samples in a row in which at most half as many outputs were saturated."""
+        """Return the first of `recovered` samples in a row with less than half as many saturated outputs."""
         was = next((q.value for q in finding.evidence if q.key == FRAC), 0.0)
         if finding.layer not in history.act.layers:
             return None
         saturated_T = history.act.window(FRAC)[:, history.act.layers.index(finding.layer)]
-        end = start_of_state(saturated_T < was / 2, history.act.steps(), least=RECOVERY_SAMPLES)
+        end = start_of_state(saturated_T < was / 2, history.act.steps(), least=self.recovered)
         reason = f"{100 * saturated_T[-1]:.0f} % of its outputs were saturated"
         return None if end is None else Recovery(end, reason)
 
     def _is_sudden(self, history: History, activation: int) -> bool:
         """Return whether nearly all outputs entered the tails at once and stayed while much of the loss remained."""
         # the loss of several optimizers, as in a GAN, does not show progress
-        if "+" in history.info.optimizer or is_learned(history, left=MAX_CONFIDENT_LOSS_FRAC):
+        if "+" in history.info.optimizer or is_learned(history, left=self.confident):
             return False
         saturated_T = history.act.window(FRAC)[:, activation]
         # activations are sampled, so most rows are nan
         is_known_T = ~np.isnan(saturated_T)
         steps_T, saturated_T = history.act.steps()[is_known_T], saturated_T[is_known_T]
         free, not_yet = np.flatnonzero(saturated_T < self.early), np.flatnonzero(saturated_T < self.late)
-        if not len(free) or len(saturated_T) - 1 - not_yet[-1] < MIN_STAY_SAMPLES:
+        if not len(free) or len(saturated_T) - 1 - not_yet[-1] < self.stay:
             return False
-        return bool(steps_T[not_yet[-1] + 1] - steps_T[free[-1]] <= MAX_SUDDEN_STEPS)
+        return bool(steps_T[not_yet[-1] + 1] - steps_T[free[-1]] <= self.sudden)
 
     @classmethod
     def examples(cls) -> Iterator[Example]:
@@ -201,9 +204,9 @@ def _with_entropy(*, fall: float) -> History:
     return made.history()
 
 
-def _may_have_learned(history: History) -> bool:
-    """Return whether 20 % of the loss is gone, or several optimizers share the loss so that it cannot tell."""
-    is_high = newest_loss(history) > MAX_LEARNED_LOSS_FRAC * first_loss(history)
+def _may_have_learned(history: History, *, left: float) -> bool:
+    """Return whether at most `left` of the loss remains, or it belongs to several optimizers and so cannot tell."""
+    is_high = newest_loss(history) > left * first_loss(history)
     return "+" in history.info.optimizer or not is_high
 
 
