@@ -22,9 +22,6 @@ from gradwatch.records import Finding, Quantity, Severity
 
 LOGIT, ENTROPY = "attention.max_logit", "attention.entropy"
 
-RECOVERY_SAMPLES = 5
-"""Samples in a row without the symptom that withdraw a finding."""
-
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +41,8 @@ class AttentionCollapse:
 
     When it is wrong: a pretrained model whose heads are that sharp on purpose; it is info then.
 
-    When it is withdrawn: logits are below `logit`, or the entropy is above `entropy`, in each of 5 samples in a row.
+    When it is withdrawn: logits are below `logit`, or the entropy is above `entropy`, in each of `recovered` samples in
+    a row.
 
     How it is detected: the queries are the last 8 in each of 4 samples. The graph keeps queries and keys for the
     backward pass, so that attention in one kernel stays in one kernel. In successive sampled batches, the largest logit
@@ -65,6 +63,7 @@ class AttentionCollapse:
             logits with a common offset, do no harm.
         samples: Successive samples that must agree. 2: two batches.
         growth: Factor on the first logit from which it is a warning. 2: a pretrained model keeps its logits.
+        recovered: Samples in a row without the symptom that withdraw a finding. 5: a few may lack it by chance.
     """
 
     code: ClassVar[str] = "GW204"
@@ -74,6 +73,7 @@ class AttentionCollapse:
     entropy: float = 0.25
     samples: int = 2
     growth: float = 2.0
+    recovered: int = 5
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield one finding for the attentions whose heads have newly collapsed, the one with the largest logit first.
@@ -132,12 +132,12 @@ class AttentionCollapse:
         return np.asarray((logit_T >= self.logit) & (entropy_T <= self.entropy))
 
     def recovery(self, history: History, finding: Finding) -> Recovery | None:
-        """Return the first of 5 samples in a row without collapsed heads in any of the layers."""
+        """Return the first of `recovered` samples in a row without collapsed heads in any of the layers."""
         numbers = [history.act.layers.index(name) for name in finding.names if name in history.act.layers]
         if not numbers:
             return None
         is_collapsed_T = np.any([self._is_collapsed(history, a) for a in numbers], axis=0)
-        end = start_of_state(~is_collapsed_T, history.act.steps(), least=RECOVERY_SAMPLES)
+        end = start_of_state(~is_collapsed_T, history.act.steps(), least=self.recovered)
         return None if end is None else Recovery(end, "its heads looked at several keys again")
 
     @classmethod

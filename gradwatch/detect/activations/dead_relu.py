@@ -41,7 +41,7 @@ class DeadRelu:
     When it is wrong: tiny batches; wide sparse layers (mixtures, dictionaries), which are mostly zero on purpose.
     Functional calls in compiled or checkpointed regions are not seen.
 
-    When it is withdrawn: fewer than `jump` of the units were dead in each of 5 samples in a row.
+    When it is withdrawn: fewer than `jump` of the units were dead in each of `recovered` samples in a row.
 
     How it is detected: units are channels in a convolution, features elsewhere. The fraction is the smallest of
     successive sampled batches, because a unit that is silent in one batch only is selective, not dead. The evidence
@@ -58,6 +58,7 @@ class DeadRelu:
         jump: Dead fraction to report as info if half of it came within the newest 5 samples. 0.6: that many units die
             at once only after a push. Some healthy narrow layers lose as many and still learn.
         samples: Successive samples of which the smallest counts. 2: two batches that agree.
+        recovered: Samples in a row with fewer dead units that withdraw a finding. 5: a few may lack them by chance.
     """
 
     code: ClassVar[str] = "GW201"
@@ -66,6 +67,7 @@ class DeadRelu:
     fraction: float = 0.85
     jump: float = 0.6
     samples: int = 2
+    recovered: int = 5
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each ReLU with dead units."""
@@ -113,12 +115,12 @@ class DeadRelu:
         )
 
     def recovery(self, history: History, finding: Finding) -> Recovery | None:
-        """Return the first of 5 samples in a row in which most units fired."""
+        """Return the first of `recovered` samples in a row in which most units fired."""
         if finding.layer not in history.act.layers:
             return None
         dead_T = history.act.window("act.dead_frac")[:, history.act.layers.index(finding.layer)]
         is_low_T = dead_T < min(self.jump, self.fraction)
-        end = start_of_state(is_low_T, history.act.steps(), least=JUMP_SAMPLES)
+        end = start_of_state(is_low_T, history.act.steps(), least=self.recovered)
         return None if end is None else Recovery(end, f"{100 * (1 - dead_T[-1]):.0f} % of its units fired again")
 
     @classmethod
