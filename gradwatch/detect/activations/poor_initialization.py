@@ -52,7 +52,8 @@ class PoorInitialization:
     that is a `surprise`; without a chance level, if it has the gain of `layers` in a row. (3) Two matrices in a row are
     each filled with one number, so that all units stay identical (Goodfellow et al. 2016, Deep Learning, sec. 8.4). (4)
     The loss of step 0, for a cross entropy of C classes, is far above log C. That is info, because training corrects it
-    within some steps, and a warning above 103.3 nats, where float32 has no probability left for the right class. (5) In
+    within some steps, and a warning above 103.3 nats, where float32 has no probability left for the right class. It
+    names a layer on whose scale the loss depends `dominance` times as much as on any other. (5) In
     a model without normalization, hidden layers have gains below `faint`, and the gradient of the median weight is
     `lost` orders of magnitude below the gradient of the output's bias. (6) All matrices are zero.
 
@@ -77,6 +78,8 @@ class PoorInitialization:
             networks it is 1.8 above it to 1 below it (`scripts/studies/false_alarms.py`).
         layers: Number of such layers that makes a warning. 2: gains multiply. One embedding is enough, because its
             output is the prediction.
+        dominance: Norm of a layer's weight times the norm of its gradient, in units of the next largest product, from
+            which (4) names the layer. 5: layers in a row that only multiply have similar products.
     """
 
     code: ClassVar[str] = "GW203"
@@ -87,6 +90,7 @@ class PoorInitialization:
     faint: float = 0.1
     lost: float = 2.5
     layers: int = 2
+    dominance: float = 5.0
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each module with badly scaled weights at step 0."""
@@ -98,7 +102,7 @@ class PoorInitialization:
         yield from find_zero_weights(self, history, layers=self.layers)
         yield from find_small_weights(self, history, faint=self.faint, lost=self.lost, layers=self.layers)
         yield from find_large_weights(self, history, gain=self.gain, layers=self.layers, surprise=self.surprise)
-        yield from find_high_first_loss(self, history, surprise=self.surprise)
+        yield from find_high_first_loss(self, history, surprise=self.surprise, dominance=self.dominance)
 
     @classmethod
     def examples(cls) -> Iterator[Example]:

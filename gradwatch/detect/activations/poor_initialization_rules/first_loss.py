@@ -16,10 +16,7 @@ from gradwatch.events import CHANCE
 from gradwatch.history.store import History
 from gradwatch.records import Finding, Quantity, Severity
 
-MIN_DOMINANCE = 5.0
-"""Factor by which the loss must depend more on the scale of one layer than of any other for the layer to be named."""
-
-MAX_FLOAT32_NATS = 103.3
+FLOAT32_NATS = 103.3
 """Loss in nats above which the right class has probability 0 in float32: the smallest number is 1.4e-45."""
 
 
@@ -28,19 +25,24 @@ def loss_by_chance(history: History) -> float:
     return float(history.scalar("loss")[0]) / next(chance_losses(history), math.nan)
 
 
-def find_high_first_loss(detector: HasCode, history: History, *, surprise: float) -> Iterator[Finding]:
-    """Yield the run if its first loss is at least `surprise` chance losses and no layer is a known cause."""
+def find_high_first_loss(
+    detector: HasCode, history: History, *, surprise: float, dominance: float
+) -> Iterator[Finding]:
+    """Yield the run if its first loss is at least `surprise` chance losses and no layer is a known cause.
+
+    A layer is named if the loss depends `dominance` times as much on its scale as on that of any other layer.
+    """
     units = loss_by_chance(history)
     # `not`: nan, another loss than a cross entropy, is left out too
     if not surprise <= units < math.inf or any(f.kind == detector.kind for f in history.findings):
         return
     # `units` is not nan, so there is an event
     (event, *_) = events_of(history, CHANCE)
-    layer = _dominant_module(history)
+    layer = _dominant_module(history, dominance)
     reason = f"the scale of {layer} is" if layer else "weights or inputs are"
     loss, classes = float(history.scalar("loss")[0]), event.values["classes"]
     log_classes = math.log(classes)
-    is_impossible = units * log_classes > MAX_FLOAT32_NATS
+    is_impossible = units * log_classes > FLOAT32_NATS
     yield finding_of(
         detector,
         history,
@@ -54,7 +56,7 @@ def find_high_first_loss(detector: HasCode, history: History, *, surprise: float
     )
 
 
-def _dominant_module(history: History) -> str | None:
+def _dominant_module(history: History, dominance: float) -> str | None:
     """Return the module that moves the first loss more by its scale than any other module, or None.
 
     The norm of a weight times the norm of its gradient bounds the change of the loss if the weight grows by a factor of
@@ -67,4 +69,4 @@ def _dominant_module(history: History) -> str | None:
         by_module[info.module] = max(by_module.get(info.module, 0.0), size)
     # two zeros, so that a model of one module unpacks as well
     *_, second, largest = sorted([0.0, 0.0, *by_module.values()])
-    return module_of(history, int(np.nanargmax(size_L))) if second > 0 and largest >= MIN_DOMINANCE * second else None
+    return module_of(history, int(np.nanargmax(size_L))) if second > 0 and largest >= dominance * second else None
