@@ -25,18 +25,11 @@ from gradwatch.records import Finding, Quantity, Severity
 SMALLEST_FP16 = 2.0**-24
 """Smallest positive float16 (IEEE 754-2019, binary16: emin - 10 = -24). Smaller numbers are multiples of it."""
 
-MAX_ABSMAX_BY_RMS = 64.0
-"""Largest element of an underflowing gradient over the root mean square of its nonzero elements. The ratio is 5 for a
-million values of a normal distribution; 64 leaves room for the heavier tails of real gradients."""
-
-MAX_ROUNDING_FRAC = 2e-7
+ROUNDING_ERROR = 2e-7
 """Relative error of a float32 gradient divided by a loss scale: 0 for powers of two, up to 1.2e-7 otherwise."""
 
 WINDOW_STEPS = 5
 """Number of newest steps to read, by default equal to `every`."""
-
-CRITICAL_ZERO_FRAC = 0.5
-"""Fraction of zeros, 0..1, at which the finding is critical: most of the gradient is lost."""
 
 
 @final
@@ -58,10 +51,10 @@ class Fp16Underflow:
 
     How it is detected: float16 has no number between 0 and 2^-24, the unit (divided by the loss scale). A gradient
     tensor has `zero_frac` zeros or more, nonzero elements of at most `units` units, and a largest element that is an
-    exact multiple of the unit. By chance a largest element that small is a multiple in 1 of 50,000 tensors. Numbers of
-    bfloat16 always are from 128 units on, so a gradient of that format, by its own dtype or by autocast, is ruled out.
-    All must hold at `rows` steps and in a weight matrix: the gradient of a bias that a normalization cancels is
-    rounding error, which lies on a grid as well.
+    exact multiple of the unit; in some tensor it is below `peak` times `units`. By chance a largest element that small
+    is a multiple in 1 of 50,000 tensors. Numbers of bfloat16 always are from 128 units on, so a gradient of that
+    format, by its own dtype or by autocast, is ruled out. All must hold at `rows` steps and in a weight matrix: the
+    gradient of a bias that a normalization cancels is rounding error, which lies on a grid as well.
 
     Source: Micikevicius et al. 2018, "Mixed precision training", sec. 3.2 and fig. 3, https://arxiv.org/abs/1710.03740.
 
@@ -72,6 +65,10 @@ class Fp16Underflow:
             have heavier tails.
         zero_frac: Smallest fraction of zeros, 0..1. 0.1: smaller losses are within the noise of a batch.
         rows: Number of the newest 5 recorded steps at which it must hold. 3: more than half.
+        peak: Largest element, in units of the root mean square of the nonzero elements, up to which a gradient may
+            underflow. 64: the ratio is 5 for a million values of a normal distribution, and real gradients have heavier
+            tails.
+        critical: Fraction of zeros, 0..1, at which the finding is critical. 0.5: most of the gradient is lost.
     """
 
     code: ClassVar[str] = "GW002"
@@ -80,6 +77,8 @@ class Fp16Underflow:
     units: float = 32.0
     zero_frac: float = 0.1
     rows: int = 3
+    peak: float = 64.0
+    critical: float = 0.5
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each module with gradients that underflow."""
@@ -88,7 +87,7 @@ class Fp16Underflow:
         unit = SMALLEST_FP16 / scale if scale > 0 else SMALLEST_FP16
         absmax_L = history.param.newest("grad.absmax")
         # False for nan
-        is_small_L = (absmax_L < MAX_ABSMAX_BY_RMS * self.units * unit) & _may_be_fp16(history)
+        is_small_L = (absmax_L < self.peak * self.units * unit) & _may_be_fp16(history)
         if not is_small_L.any():
             return
         if not _on_grid(absmax_L[is_small_L] / unit).any():
@@ -119,7 +118,7 @@ class Fp16Underflow:
     def _finding(self, history: History, layer: str | None, group: list[int], unit: float) -> Finding:
         zero_frac = float(np.median(history.param.newest("grad.zero_frac")[group]))
         absmax = float(np.max(history.param.newest("grad.absmax")[group]))
-        severity = Severity.CRITICAL if zero_frac >= CRITICAL_ZERO_FRAC else Severity.WARNING
+        severity = Severity.CRITICAL if zero_frac >= self.critical else Severity.WARNING
         return finding_of(
             self,
             history,
@@ -147,7 +146,7 @@ class Fp16Underflow:
 
 def _on_grid(absmax: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
     distance = np.abs(absmax - np.rint(absmax))
-    on_grid: NDArray[np.bool_] = (absmax > 0.5) & (distance <= MAX_ROUNDING_FRAC * absmax)
+    on_grid: NDArray[np.bool_] = (absmax > 0.5) & (distance <= ROUNDING_ERROR * absmax)
     return on_grid
 
 
