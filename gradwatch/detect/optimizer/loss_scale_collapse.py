@@ -20,9 +20,6 @@ from gradwatch.records import Finding, Quantity, Severity
 WINDOW_STEPS = 64
 """Number of newest steps in which to count skipped updates."""
 
-MIN_SKIPPED_STEPS = 4
-"""Skipped updates in a row at which a low scale is reported. A scaler that has raised its scale too far skips one."""
-
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +37,11 @@ class LossScaleCollapse:
 
     When it is wrong: an extreme initial scale, such as 2^40, takes one skipped update for each halving.
 
-    When it is withdrawn: no update was skipped for 64 steps.
+    When it is withdrawn: no update was skipped for `recovered` steps.
 
-    How it is detected: `skips` updates were skipped in a row, or 4 were and the loss scale is below `scale`. A scale
-    that is only too high at the start is halved at each step, and fits long before it reaches `scale`. NaN gradients
-    stay NaN at any scale.
+    How it is detected: `skips` updates were skipped in a row, or `few` were and the loss scale is below `scale`. A
+    scale that is only too high at the start is halved at each step, and fits long before it reaches `scale`. NaN
+    gradients stay NaN at any scale.
 
     Source: Micikevicius et al. 2018, https://arxiv.org/abs/1710.03740, sec. 3.2; PyTorch, torch.amp.GradScaler:
     init_scale 65536, backoff_factor 0.5.
@@ -53,8 +50,12 @@ class LossScaleCollapse:
         every: Steps between two calls. 5: skipped updates cost only time.
         skips: Skipped updates in a row from which to report. 14: a scale of 2^16 has become 4; healthy runs that start
             at 2^24 skip up to 12 updates.
-        scale: Loss scale below which 4 skips in a row are reported. 16: a gradient that overflows float16 at that scale
-            is above 65504 / 16 = 4094; the gradients of a loss that is summed over a batch are smaller.
+        scale: Loss scale below which `few` skips in a row are reported. 16: a gradient that overflows float16 at that
+            scale is above 65504 / 16 = 4094; the gradients of a loss that is summed over a batch are smaller.
+        few: Skipped updates in a row from which to report at a low scale. 4: a scaler that has raised its scale too far
+            skips one.
+        recovered: Updates in a row that were done and withdraw a finding. 64: over four times the skips that are
+            reported.
     """
 
     code: ClassVar[str] = "GW402"
@@ -62,6 +63,8 @@ class LossScaleCollapse:
     every: int = 5
     skips: int = 14
     scale: float = 16.0
+    few: int = 4
+    recovered: int = 64
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run."""
@@ -72,7 +75,7 @@ class LossScaleCollapse:
         skips = int(is_done_T.argmax()) if is_done_T.any() else len(is_done_T)  # `argmax` of no True is 0
         scale = float(history.run.newest("loss_scale")[0])
         # many skips, or fewer at a scale that is already low
-        if skips < MIN_SKIPPED_STEPS or (skips < self.skips and not scale < self.scale):
+        if skips < self.few or (skips < self.skips and not scale < self.scale):
             return
         yield finding_of(
             self,
@@ -85,9 +88,9 @@ class LossScaleCollapse:
         )
 
     def recovery(self, history: History, finding: Finding) -> Recovery | None:
-        """Return the end of the skipped updates, once 64 updates in a row were done."""
-        end = start_of_state(history.scalar("skipped") != 1, history.run.steps(), least=WINDOW_STEPS)
-        return None if end is None else Recovery(end, f"no update was skipped for {WINDOW_STEPS} steps")
+        """Return the end of the skipped updates, once enough updates in a row were done."""
+        end = start_of_state(history.scalar("skipped") != 1, history.run.steps(), least=self.recovered)
+        return None if end is None else Recovery(end, f"no update was skipped for {self.recovered} steps")
 
     @classmethod
     def examples(cls) -> Iterator[Example]:
