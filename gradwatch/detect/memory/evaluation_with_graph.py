@@ -14,10 +14,6 @@ from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
 
-MIN_ALIVE_PASSES = 4
-"""Graphs of an evaluation at the same time that show that it keeps them. A loop holds the outputs of one pass while the
-next one runs, and averages two or three passes on the same samples."""
-
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +33,7 @@ class EvaluationWithGraph:
 
     How it is detected: a hook on each whole model counts its forward passes in evaluation mode whose outputs have a
     graph. A hook on the node of the output tells whether a backward pass goes through it. At least three passes without
-    one, until after the next update, count. If all their graphs were alive at once, at least four, the memory grows
+    one, until after the next update, count. If all their graphs were alive at once, at least `alive`, the memory grows
     with each batch of the evaluation, and the finding is a warning; otherwise it is information. The hook is removed at
     the first evaluation without a graph. It does not see evaluations in training mode, or of parts of a model.
 
@@ -45,12 +41,15 @@ class EvaluationWithGraph:
 
     Args:
         every: Steps between two calls. 5: soon after the first evaluation.
+        alive: Graphs of an evaluation at the same time that show that it keeps them. 4: a loop holds the outputs of one
+            pass while the next one runs, and averages two or three passes on the same samples.
     """
 
     code: ClassVar[str] = "GW702"
     kind: ClassVar[str] = "evaluation-with-graph"
     runs_at_end: ClassVar[bool] = True
     every: int = 5
+    alive: int = 4
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding if an evaluation built graphs."""
@@ -58,7 +57,7 @@ class EvaluationWithGraph:
             num_passes, num_alive = event.values["passes"], event.values.get("alive", 0)  # older runs do not have it
             passes = Quantity(key="evaluation.passes", value=num_passes, label="passes without a use")
             alive = Quantity(key="evaluation.alive", value=num_alive, label="graphs alive at once")
-            are_kept = num_alive >= max(MIN_ALIVE_PASSES, num_passes)
+            are_kept = num_alive >= max(self.alive, num_passes)
             severity = Severity.WARNING if are_kept else Severity.INFO
             yield finding_of(self, history, event.text, passes, alive, severity=severity, onset=event.step)
 
