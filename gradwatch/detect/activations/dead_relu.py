@@ -18,7 +18,7 @@ from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
 
 JUMP_SAMPLES = 5
-"""Sampled batches before the counted ones, within which half of the dead units must have died for a jump."""
+"""Sampled batches before the counted ones, within which many of the dead units must have died for a jump."""
 
 
 @final
@@ -55,9 +55,11 @@ class DeadRelu:
         every: Steps between two calls. 10: activations are sampled that often.
         fraction: Dead fraction, 0..1, at which to report. 0.85: such a layer has the capacity of one a seventh as wide.
             Healthy layers stay below 0.6 (`scripts/studies/false_alarms.py`), with two samples per batch below 0.8.
-        jump: Dead fraction to report as info if half of it came within the newest 5 samples. 0.6: that many units die
-            at once only after a push. Some healthy narrow layers lose as many and still learn.
+        jump: Dead fraction to report as info if `fresh` of it came within the newest 5 samples. 0.6: that many units
+            die at once only after a push. Some healthy narrow layers lose as many and still learn.
         samples: Successive samples of which the smallest counts. 2: two batches that agree.
+        fresh: Part of the dead fraction, 0..1, that must have come within the newest 5 samples for a jump. 0.5: most
+            of them died at once.
         recovered: Samples in a row with fewer dead units that withdraw a finding. 5: a few may lack them by chance.
     """
 
@@ -67,6 +69,7 @@ class DeadRelu:
     fraction: float = 0.85
     jump: float = 0.6
     samples: int = 2
+    fresh: float = 0.5
     recovered: int = 5
 
     def detect(self, history: History) -> Iterator[Finding]:
@@ -82,7 +85,7 @@ class DeadRelu:
         # a shorter run has fewer rows: its first sample counts as before
         before_A = history.act.window("act.dead_frac", JUMP_SAMPLES + self.samples)[0]
         for a, activation in enumerate(history.info.activations):
-            has_jumped = dead_A[a] >= self.jump and before_A[a] <= dead_A[a] / 2
+            has_jumped = dead_A[a] >= self.jump and before_A[a] <= (1 - self.fresh) * dead_A[a]
             if activation.module_type in DEAD_SIDE_ACTIVATIONS and (dead_A[a] >= self.fraction or has_jumped):
                 yield self._sign(history, a, dead=float(dead_A[a]), before=float(before_A[a]))
 

@@ -48,7 +48,8 @@ class SaturatedActivation:
 
     When it is wrong: gates that are closed at first on purpose; hard attention; a pretrained network.
 
-    When it is withdrawn: less than half of the reported fraction was saturated in each of `recovered` samples in a row.
+    When it is withdrawn: less than `freed` of the reported fraction was saturated in each of `recovered` samples in a
+    row.
 
     How it is detected: the fraction is the smallest of successive sampled batches. (1) From the start: `early` of the
     outputs have been saturated since the first batch, before anything was learned that could justify it. (2) Later:
@@ -82,8 +83,9 @@ class SaturatedActivation:
         stay: Samples for which the outputs must have stayed saturated, for (3). 3: 2 more than chance needs.
         confident: Loss, in units of the first, below which a model may be confident and right, for (3). 0.2: a
             probability of 0.99 has a cross entropy of 0.01.
-        recovered: Samples in a row with less than half of the reported fraction that withdraw a finding. 5: a few may
-            have it by chance.
+        freed: Saturated fraction, in units of the reported one, below which a module has recovered. 0.5: half of the
+            units pass gradients again.
+        recovered: Samples in a row below `freed` that withdraw a finding. 5: a few may be so by chance.
     """
 
     code: ClassVar[str] = "GW202"
@@ -99,6 +101,7 @@ class SaturatedActivation:
     sudden: int = 40
     stay: int = 3
     confident: float = 0.2
+    freed: float = 0.5
     recovered: int = 5
 
     def detect(self, history: History) -> Iterator[Finding]:
@@ -144,12 +147,12 @@ class SaturatedActivation:
         return {"Hardtanh": CLIPPED_BY_HARDTANH, "Gate": self.shut, "Clamp": self.shut}.get(module_type, 0.0)
 
     def recovery(self, history: History, finding: Finding) -> Recovery | None:
-        """Return the first of `recovered` samples in a row with less than half as many saturated outputs."""
+        """Return the first of `recovered` samples in a row with less than `freed` as many saturated outputs."""
         was = next((q.value for q in finding.evidence if q.key == FRAC), 0.0)
         if finding.layer not in history.act.layers:
             return None
         saturated_T = history.act.window(FRAC)[:, history.act.layers.index(finding.layer)]
-        end = start_of_state(saturated_T < was / 2, history.act.steps(), least=self.recovered)
+        end = start_of_state(saturated_T < self.freed * was, history.act.steps(), least=self.recovered)
         reason = f"{100 * saturated_T[-1]:.0f} % of its outputs were saturated"
         return None if end is None else Recovery(end, reason)
 
