@@ -21,3 +21,8 @@ def say_not_understood(reason: str) -> None:
         f"I do not understand this loop: {reason}; see {PAGE}, or call gradwatch.watch(model, optimizer) yourself. "
         "The script runs on without being watched"
     )
+
+
+def say_left_out(names: str, reason: str) -> None:
+    """Print why some optimizers of a script are not watched, while others are."""
+    say(f"one training of this script is not watched ({names}): {reason}; see {PAGE}. The others are")

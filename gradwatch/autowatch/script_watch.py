@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from gradwatch.autowatch.hand_loop import HandLoop
 from gradwatch.autowatch.loops import Loops, leaves_of
-from gradwatch.autowatch.messages import say, say_not_understood
+from gradwatch.autowatch.messages import say, say_left_out, say_not_understood
 from gradwatch.autowatch.optimizer_loop import OptimizerLoop
 from gradwatch.autowatch.search import find_models, find_outermost, params_of
 from gradwatch.autowatch.settings import ScriptSettings
@@ -271,8 +271,12 @@ class ScriptWatch:
         """Leave optimizers alone, and say why, once."""
         self._refused.update(optimizers)
         self._settings.mark_seen()
-        if not self._has_refused:
-            self._has_refused = True
+        if self._has_refused:
+            return
+        self._has_refused = True
+        if self.loops and optimizers:  # such as the temperature of a policy, which is a tensor on its own
+            say_left_out(", ".join(type(optimizer).__name__ for optimizer in optimizers), reason)
+        else:
             say_not_understood(reason)
 
     @contextlib.contextmanager

@@ -100,6 +100,27 @@ def test_a_loop_that_is_not_understood_is_named_once_and_leaves_no_run(script, r
     del kept
 
 
+def test_an_optimizer_of_a_tensor_beside_a_watched_model_is_named_as_left_out(unedited, tmp_path, capsys):
+    """As the temperature of a soft actor-critic, which no module has."""
+    with unedited(run=str(tmp_path / "run")):
+        model = make()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        train(model, optimizer)
+        temperature = torch.zeros(1, requires_grad=True)
+        other = torch.optim.Adam([temperature])
+        for _ in range(STEPS):
+            train(model, optimizer, steps=1)
+            other.zero_grad()
+            temperature.exp().sum().backward()
+            other.step()
+
+    said = capsys.readouterr().err.splitlines()
+    left_out = [line for line in said if "is not watched" in line]
+    assert len(left_out) == 1
+    assert "(Adam): no module has the parameters of the optimizer" in left_out[0]
+    assert not any("I do not understand" in line for line in said)
+
+
 def test_a_script_that_watches_itself_is_left_alone(unedited, monitors, tmp_path, capsys):
     with unedited(run=str(tmp_path / "run")) as script:
         model = make()

@@ -1,5 +1,7 @@
 """Detect that the first batches of a run consist of the same samples, possibly shuffled or with noise."""
 
+# N = samples of a batch
+
 from __future__ import annotations
 
 import math
@@ -39,6 +41,12 @@ MAX_DISTANCE = 0.3
 For one sample, it is the distance to the nearest sample of the first batch, relative to that sample's distance to its
 own neighbor. The median over the samples counts. It is 1 for other samples of the same kind, 0 for the same samples,
 and in between with noise.
+"""
+
+MIN_NEW_DISTANCE = 0.5
+"""Minimum distance of a sample that is new, beside exact copies of others: the samples come from a pool that grows.
+
+A replay buffer begins with little more than one batch, so most samples of the next batches are copies.
 """
 
 TOKEN_FACTOR = 0.6
@@ -174,14 +182,24 @@ def _views(leaves: list[Tensor]) -> list[Tensor]:
 
 
 def _distance(rows: Tensor, first: tuple[Tensor, Tensor]) -> float:
-    """Return the distance of rows to the nearest of the first rows; if two of the first rows are equal, 0 or inf."""
+    """Return the distance of rows to the nearest of the first rows.
+
+    Returns:
+        Median over the rows; infinity if rows are new beside copies of the first; 0 or infinity if two of the first
+        rows are equal.
+    """
     before, between = first
     if rows.shape != before.shape:
         return math.inf
     if not to_float(between.min()) > 0:  # duplicates: the distance would be divided by 0
         return 0.0 if _is_redrawn(rows, before) else math.inf
-    near, place = _pairwise_distances(rows, before).min(1)
-    return to_float((near / between[place]).median()) * (1.0 if rows.is_floating_point() else TOKEN_FACTOR)
+    near_N, place_N = _pairwise_distances(rows, before).min(1)
+    relative_N = near_N / between[place_N]
+    if not rows.is_floating_point():
+        return to_float(relative_N.median()) * TOKEN_FACTOR
+    is_copy_N = (rows == before[place_N]).all(1)
+    has_new = is_copy_N.any() & (relative_N[~is_copy_N] > MIN_NEW_DISTANCE).any()
+    return math.inf if has_new else to_float(relative_N.median())
 
 
 def _is_redrawn(rows: Tensor, before: Tensor) -> bool:

@@ -1,5 +1,6 @@
 """Batches of the same samples are told, in another order or with noise; other batches of the same data are not."""
 
+import functools
 import weakref
 
 import pytest
@@ -19,6 +20,12 @@ def looked(batch_at, steps=40):
 X = torch.randn(500, 1, 6, 6, generator=torch.Generator().manual_seed(1))
 SAME = X[:32]
 WORDS = torch.randint(0, 200, (32, 24), generator=torch.Generator().manual_seed(1))
+
+
+def replayed(step, *, features=36):
+    """Return a batch of a replay buffer that begins with one batch and gains a sample of a walk at each step."""
+    walk = torch.randn(500, features, generator=torch.Generator().manual_seed(2)).cumsum(0)
+    return walk[torch.randperm(33 + step)[:32]]
 
 
 def masked(words):
@@ -79,6 +86,8 @@ def test_nothing_of_a_batch_is_kept_alive():
         pytest.param(lambda _: torch.ones(32), id="plain numbers"),
         pytest.param(lambda _: (torch.linspace(0, 1, 64)[:, None], torch.rand(64, 1)), id="values on one grid"),
         pytest.param(lambda _: torch.stack([torch.randperm(8) for _ in range(64)]).float(), id="orders of numbers"),
+        pytest.param(replayed, id="a replay buffer that fills"),
+        pytest.param(functools.partial(replayed, features=3), id="a replay buffer of few features"),
         pytest.param(lambda _: None, id="none"),
         pytest.param(lambda _: torch.randperm(1500)[:64], id="numbers of samples"),
         pytest.param(lambda step: masked((WORDS + step) % 200), id="other sentences, masked"),
