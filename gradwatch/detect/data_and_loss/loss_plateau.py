@@ -29,7 +29,7 @@ from gradwatch.detect.data_and_loss.loss_plateau_rules.zero_loss import find_zer
 from gradwatch.detect.features.baseline import newest_loss
 from gradwatch.detect.features.finding import Sign, findings_of
 from gradwatch.detect.features.recovery import fall_of_loss
-from gradwatch.events import ADVERSARY, BROADCAST, CHANCE, PAIRED, UNCLEAR, UNPAIRED
+from gradwatch.events import ADVERSARY, BROADCAST, CHANCE, PAIRED, POLICY, UNCLEAR, UNPAIRED
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding
@@ -70,10 +70,10 @@ class LossPlateau:
     Different batches have the same loss, with more than `constant_left` of the first one left: all outputs have
     collapsed to one point. The loss of a triplet then stays at its margin.
 
-    Exceptions to the rules: a loss that does not measure success, such as a policy gradient; tasks that are learned in
-    a sudden transition after a long plateau (CTC, arithmetic). The loss of several optimizers, or of a model behind
-    another learner, is taken for the value of a game between them and reported as info. So is a plateau of weights that
-    have moved by less than `travel` of themselves: the model may only be slow.
+    Exceptions to the rules: a loss that does not measure success; tasks that are learned in a sudden transition after a
+    long plateau (CTC, arithmetic). The loss of several optimizers, or of a model behind another learner, is taken for
+    the value of a game between them and reported as info. So is that of a policy gradient whose advantages have both
+    signs, and a plateau of weights that have moved by less than `travel` of themselves: the model may only be slow.
 
     Source: Karpathy 2019, "A recipe for training neural networks", https://karpathy.github.io/2019/04/25/recipe/; Wald
     1945, "Sequential tests of statistical hypotheses", https://doi.org/10.1214/aoms/1177731118; Hermans et al. 2017,
@@ -250,6 +250,8 @@ class LossPlateau:
         rare = make_constant(UNPAIRED, unread=0.9)
         yield Example("embeddings of which a batch reads a tenth of the rows", rare)
         yield Example("a critic keeps up: for information", make_flat().add_event(ADVERSARY).history(), (None,))
+        actions = make_flat().add_event(POLICY).policy_gradient(divergence=0.02, clipped=0.1)
+        yield Example("advantages of actions: for information", actions.history(), (None,))
         floor = Synthetic(steps=240)
         floor.loss_T[60:] = 0.9 * np.exp(0.02 * floor.rng.standard_normal(180))
         yield Example("a floor after a fall, as label smoothing has", floor.history())

@@ -7,6 +7,8 @@ import pytest
 from gradwatch.detect.data_and_loss.loss_plateau import LossPlateau
 from gradwatch.detect.data_and_loss.loss_plateau_rules.examples import make_flat
 from gradwatch.detect.data_and_loss.loss_plateau_rules.stall import MIN_WAIT_STEPS
+from gradwatch.events import POLICY
+from gradwatch.records import Severity
 
 
 @pytest.mark.parametrize("patience", [0, 1, 31, 33])
@@ -30,3 +32,13 @@ def test_a_long_run_waits_for_one_in_twenty_of_its_planned_steps(planned, steps,
 
     assert usual.step < 160
     assert [finding.step for finding in found] == steps
+
+
+@pytest.mark.parametrize(("entropy", "severity"), [(0.9, Severity.INFO), (float("nan"), Severity.WARNING)])
+def test_only_advantages_of_both_signs_make_a_plateau_information(entropy, severity):
+    """A weight for each sample of a classification looks like an advantage, but no entropy is read then."""
+    run = make_flat().add_event(POLICY).policy_gradient(divergence=0.02, clipped=0.1, entropy=entropy, onset=0)
+
+    (finding,) = LossPlateau().detect(run.history())
+
+    assert finding.severity is severity

@@ -13,7 +13,7 @@ from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import Sign
 from gradwatch.detect.features.robust_stats import median, slope, trend
 from gradwatch.detect.features.structure import structure_of
-from gradwatch.events import ADVERSARY, EMBEDDING_PRODUCT
+from gradwatch.events import ADVERSARY, EMBEDDING_PRODUCT, POLICY
 from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
 
@@ -36,8 +36,8 @@ def loss_evidence(history: History) -> tuple[Quantity, ...]:
 def make_sign(history: History, why: str, *, travel: float, since: int | None = None) -> Sign:
     """Return the sign of a loss that has stood still, with the reason why that loss is too high.
 
-    The sign is for information if the loss is the value of a game between several learners, which may stand still, or
-    if the weights have hardly moved, so that the model may only be slow.
+    The sign is for information if the loss is the value of a game between several learners or a policy gradient, which
+    may stand still, or if the weights have hardly moved, so that the model may only be slow.
 
     Args:
         history: History of the run.
@@ -46,13 +46,22 @@ def make_sign(history: History, why: str, *, travel: float, since: int | None = 
         since: Step since which the loss has stood still, or None if it is unknown.
     """
     text = f"the loss is {newest_loss(history, WINDOW_STEPS):.4g} after {history.step} steps; {why}"
-    is_game = "+" in history.info.optimizer or any(events_of(history, ADVERSARY))
+    is_game = "+" in history.info.optimizer or any(events_of(history, ADVERSARY)) or _is_policy(history)
     moved = _travel(history)
     is_slow = moved < travel  # False for nan: not measured
     if is_slow:
         how_far = f"by at most {100 * moved:.1g} %, so it may only be slow" if moved else "by nothing"
         text += f"; the weights have moved {how_far}"
     return Sign(text, loss_evidence(history), since, severity=Severity.INFO if is_game or is_slow else None)
+
+
+def _is_policy(history: History) -> bool:
+    """Return whether the loss is a policy gradient: its advantages measure no success, and are mended as it learns.
+
+    The graph of a classification with a weight for each sample looks the same, but has no weights of both signs, and
+    without these no entropy is read.
+    """
+    return any(events_of(history, POLICY)) and not np.isnan(history["policy.entropy"]).all()
 
 
 def _travel(history: History) -> float:
