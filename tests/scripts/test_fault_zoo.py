@@ -31,7 +31,14 @@ def run_zoo(*options):
 
 @pytest.mark.parametrize(
     ("name", "faulty", "healthy"),
-    [("dev", 37, 37), ("opened", 55, 54), ("published", 5, 5), ("practice", 24, 24), ("forums", 24, 24)],
+    [
+        ("dev", 37, 37),
+        ("opened", 55, 54),
+        ("published", 5, 5),
+        ("practice", 24, 24),
+        ("forums", 24, 24),
+        ("mailing", 22, 22),
+    ],
 )
 def test_a_set_has_its_cases(name, faulty, healthy):
     cases = load_set(name)
@@ -70,7 +77,7 @@ def test_a_faulty_and_a_healthy_script_give_their_rows(tmp_path, monkeypatch, ca
     [
         (
             ("--set", "devv"),
-            "error: --set: got 'devv', expected one of dev, opened, published, reports, practice, forums; ",
+            "error: --set: got 'devv', expected one of dev, opened, published, reports, practice, forums, mailing; ",
         ),
         (("--only", "no-such-case"), "error: --only: no case of dev matches no-such-case\n"),
         (("--monitor", "no.module:attach"), "error: --monitor: 'no.module:attach' cannot be imported: "),
