@@ -27,12 +27,6 @@ NORM = "grad_norm.before_clip"
 PAST_STEPS = 32
 """Steps that define the usual norm: enough for a median, few enough to follow a schedule."""
 
-MIN_MORE_STEPS = 6
-"""Steps, beyond those between two checks, that must come before the new ones: fewer have no second largest norm."""
-
-MIN_ABOVE_FIRST = 2.0
-"""Norm of a spike over the first norms, which are large by nature."""
-
 TAIL_INDEX = 2.5
 """Tail index of the norms: one that is x times as large is at least x ** 2.5 times as rare. Any index above 2 has a
 finite variance, without which no average over batches would settle."""
@@ -41,9 +35,6 @@ RECORDS = 2 * math.log(WINDOW / PAST_STEPS)
 """Norms per window, at most, that exceed the second largest norm before by some factor, in units of the chance that a
 norm exceeds itself by that factor, times the number of the window. In n exchangeable norms the newest is the largest
 with a probability of 1 / n, and its two steps down to the third largest are two chances."""
-
-MIN_TENSOR_SHARE = 0.25
-"""Spike of one tensor over the spike of the total: tensors contribute to it by different factors."""
 
 
 @final
@@ -67,12 +58,12 @@ class GradientSpike:
     How it is detected: the norm over all gradients of each new step against the median and the second largest of the 32
     steps before. Both bounds must be passed. The first says how large the spike is. The second says that this run has
     no such norms all the time, as with tiny batches; the largest may have been an earlier spike. A spike also has to be
-    twice the largest of the first 16 steps, where gradients are large by nature: late in a run, one hard sample stands
-    far above the rest and does no harm. From the 33rd step, twice the second largest of the first steps is enough,
-    because one of them may have been a spike. Last, the spike over its median is compared with the second largest such
-    ratio of the whole run. The longer a run, the larger its largest ratio by chance: so the distance grows with the
-    run, from 19 to 48 times after 5,000 steps. The chance of a norm so far out is a share of the
-    error budget, for norms with a tail index of at least 2.5.
+    `above_first` times the largest of the first 16 steps, where gradients are large by nature: late in a run, one hard
+    sample stands far above the rest and does no harm. From the 33rd step, the second largest of the first steps counts
+    instead, because one of them may have been a spike. Last, the spike over its median is compared with the second
+    largest such ratio of the whole run. The longer a run, the larger its largest ratio by chance: so the distance grows
+    with the run, from 19 to 48 times after 5,000 steps. The chance of a norm so far out is a share of the error budget,
+    for norms with a tail index of at least 2.5.
 
     Source: Pascanu et al. 2013, sec. 3.2, https://arxiv.org/abs/1211.5063; Chowdhery et al. 2022 (PaLM), sec. 5.1, on
     spikes that go with data batches, https://arxiv.org/abs/2204.02311.
@@ -83,6 +74,12 @@ class GradientSpike:
             planted ones reach 100 to 500, and healthy runs without warm-up 19.
         above_largest: Norm in units of the second largest of the steps before. 20: healthy runs had single steps 8
             times above it; noise repeats itself, a spike does not.
+        above_first: Norm in units of the largest, later of the second largest, of the first 16 steps. 2: gradients are
+            large there by nature, so a later norm of that size does no harm.
+        wait_steps: Least number of steps before the newest ones, on top of the steps between two checks. 6: fewer have
+            no second largest norm to compare with.
+        tensor_share: Spike of a tensor over its own median, in units of `factor`, at which it is part of the spike.
+            0.25: tensors contribute to the total by different factors.
     """
 
     code: ClassVar[str] = "GW106"
@@ -90,12 +87,15 @@ class GradientSpike:
     every: int = 5
     factor: float = 30.0
     above_largest: float = 20.0
+    above_first: float = 2.0
+    wait_steps: int = 6
+    tensor_share: float = 0.25
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each module, or the run, with a gradient spike since the last check."""
         every = interval(self.every, history.step)
         norm_T = history.scalar(NORM, PAST_STEPS + every)
-        if len(norm_T) < 2 * every + MIN_MORE_STEPS:
+        if len(norm_T) < 2 * every + self.wait_steps:
             return
         past_T, new_T = norm_T[:-every], norm_T[-every:]
         largest = float(np.fmax.reduce(new_T))
@@ -113,7 +113,7 @@ class GradientSpike:
         first_T = first_steps(history, NORM)
         # in a young run the first norms still belong to the past, so the largest counts
         early = _second_largest(first_T) if len(past_T) == PAST_STEPS else float(np.fmax.reduce(first_T))
-        if spike < MIN_ABOVE_FIRST * early:
+        if spike < self.above_first * early:
             return
         earlier_T = norms_by_median(history[NORM][:-every])
         if spike / usual < least_by_second_largest(window_number(history)) * _second_largest(earlier_T):
@@ -126,7 +126,7 @@ class GradientSpike:
         l2_TL = history.param.window("grad.l2", PAST_STEPS + age)
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio_L = l2_TL[-age] / median(l2_TL[:-age])
-        ill_L = ratio_L >= self.factor * MIN_TENSOR_SHARE
+        ill_L = ratio_L >= self.factor * self.tensor_share
         # if half of the tensors spike, the run does
         is_part = 2 * ill_L.sum() < len(ill_L)
         layers = [layer for layer, _ in affected_modules(history, ill_L, kind=self.kind)] if is_part else [None]
@@ -198,5 +198,7 @@ def norms_by_median(norm_T: Floats) -> Floats:
 
 def _second_largest(norm_T: Floats) -> float:
     """Return the second largest number, ignoring nan, or nan if there are fewer numbers."""
+    if len(norm_T) < 2:
+        return math.nan
     second = float(np.sort(np.where(np.isnan(norm_T), -np.inf, norm_T))[-2])
     return second if second >= 0 else math.nan
