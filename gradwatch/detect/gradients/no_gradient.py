@@ -24,12 +24,6 @@ from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
 
-PATIENCE_FACTOR = 5
-"""Factor of the waiting time if a gradient may still come, as for heads that train in turn and for experts."""
-
-MAX_TURN_FRAC = 0.9
-"""Fraction of the steps with a gradient below which a tensor comes and goes."""
-
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +68,20 @@ class NoGradient:
         every: Steps between two checks. 10: it is the same at every step.
         patience: Steps without gradient after which to report. 8: a branch that starts at zero (ReZero, LoRA) has a
             gradient from its second step, and dynamic graphs that skip a layer at every other step have one by then.
+        patience_factor: Factor of `patience` if a gradient may still come. 5: heads that train in turn, and experts,
+            may wait that long for their first gradient.
+        turn_frac: Fraction of the steps with a gradient, 0..1, below which a tensor comes and goes. 0.9: one step
+            in ten without a gradient, as the first of a branch that starts at zero, is no turn.
+        recovered: Steps with a gradient that withdraw a finding. 2: a single one may be an accident.
     """
 
     code: ClassVar[str] = "GW108"
     kind: ClassVar[str] = "no-gradient"
     every: int = 10
     patience: int = 8
+    patience_factor: float = 5.0
+    turn_frac: float = 0.9
+    recovered: int = 2
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each module that no gradient has ever reached."""
@@ -96,7 +98,7 @@ class NoGradient:
         if not updated_T.any():
             return
         share_L = reached_TL[updated_T].mean(axis=0)
-        in_turn_L = (share_L > 0) & (share_L < MAX_TURN_FRAC) & structure.is_trainable_L
+        in_turn_L = (share_L > 0) & (share_L < self.turn_frac) & structure.is_trainable_L
         ill_L = structure.is_trainable_L & (share_L == 0) & ~_copies(history) & may_judge_L
         ill_L &= ~_is_reported_dead(history)
         steps = int(updated_T.sum())
@@ -107,7 +109,7 @@ class NoGradient:
         is_in_turn = is_in_turn_of(l2_TL, in_turn_L, missing_L & ill_L)
         # a gradient may still come while the rate warms up
         may_come = is_in_turn or rate_T[-1] > rate_T[0] or is_like_expert(history, ill_L & missing_L)
-        if steps < self.patience * (PATIENCE_FACTOR if may_come else 1):
+        if steps < self.patience * (self.patience_factor if may_come else 1):
             return
         shapes_in_turn = {layer.shape for layer, is_so in zip(history.info.layers, in_turn_L, strict=True) if is_so}
         for value, part_L in (("None", ill_L & missing_L), ("exactly zero", ill_L & ~missing_L)):
@@ -117,8 +119,8 @@ class NoGradient:
                 yield from self._findings(history, part_L, steps, value=value, routed=shapes_in_turn)
 
     def recovery(self, history: History, finding: Finding) -> Recovery | None:
-        """Return the first step with a gradient in a tensor that had none, once there are two such steps."""
-        return find_first_gradient(history, finding)
+        """Return the first step with a gradient in a tensor that had none, once there are enough such steps."""
+        return find_first_gradient(history, finding, least=self.recovered)
 
     def _findings(
         self, history: History, ill_L: NDArray[np.bool_], steps: int, *, value: str, routed: set[tuple[int, ...]]

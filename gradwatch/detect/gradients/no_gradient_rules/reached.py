@@ -12,9 +12,6 @@ from gradwatch.detect.features.recovery import tensors_of
 from gradwatch.history.store import WINDOW, History
 from gradwatch.records import Finding
 
-MIN_REACHED_STEPS = 2
-"""Steps with a gradient that withdraw a finding: a single one may be an accident."""
-
 
 def reached_steps(history: History) -> NDArray[np.bool_]:
     """Return which tensors had a gradient other than zero at each step of the window, of shape (T, L)."""
@@ -35,11 +32,17 @@ def judged_tensors(history: History, *, kind: str) -> NDArray[np.bool_]:
     return is_judged_L
 
 
-def find_first_gradient(history: History, finding: Finding) -> Recovery | None:
-    """Return the first step after a finding with a gradient in one of its tensors, once there are two such steps."""
+def find_first_gradient(history: History, finding: Finding, *, least: int) -> Recovery | None:
+    """Return the first step with a gradient after a finding, once one of its tensors has had enough of them.
+
+    Args:
+        history: History of the run.
+        finding: Finding about missing gradients.
+        least: Minimum number of steps with a gradient in a tensor.
+    """
     tensors, is_later_T = tensors_of(history, finding), history.param.steps() > finding.step
     reached_TL = reached_steps(history)[is_later_T][:, tensors]
-    is_back_L = np.count_nonzero(reached_TL, axis=0) >= MIN_REACHED_STEPS
+    is_back_L = np.count_nonzero(reached_TL, axis=0) >= least
     if not is_back_L.any():
         return None
     first = int(np.argmax(reached_TL[:, is_back_L].any(axis=1)))
