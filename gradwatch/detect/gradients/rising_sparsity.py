@@ -64,6 +64,12 @@ class RisingSparsity:
             rose by 0.35 to 0.5 took 3 at most.
         most: Envelope, 0..1, at which it need not creep. 0.75: half of the units do not fire for random inputs, and
             half of the others are gone.
+        recent_rise: Rise of the envelope, 0..1, in the newest third of the window, or half once `most` is reached.
+            0.03: with 3 in 100 units the rise continues.
+        creep_margin: Share of the rise, 0..1, at its start and at its end that does not count for `creeping`. 0.2:
+            blocks before and after a jump are that close to the ends.
+        shared_zeros: Zeros of a layer's weights, in units of the zeros of its bias, at which the bias counts. 0.9: the
+            weights of a silent unit have no gradient either.
     """
 
     code: ClassVar[str] = "GW104"
@@ -75,15 +81,25 @@ class RisingSparsity:
     blocks: int = 6
     creeping: int = 5
     most: float = 0.75
+    recent_rise: float = 0.03
+    creep_margin: float = 0.2
+    shared_zeros: float = 0.9
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each module with a sparser gradient, and for each ReLU with units that fall silent."""
         if not self.can_judge(history):
             return
         bounds = CreepBounds(
-            rise=self.rise, level=self.level, steady=self.steady, creeping=self.creeping, most=self.most
+            rise=self.rise,
+            level=self.level,
+            steady=self.steady,
+            creeping=self.creeping,
+            most=self.most,
+            recent_rise=self.recent_rise,
+            creep_margin=self.creep_margin,
         )
-        yield from findings_of(self, history, find_sparser_gradients(history, bounds, kind=self.kind))
+        zeros = find_sparser_gradients(history, bounds, kind=self.kind, shared_zeros=self.shared_zeros)
+        yield from findings_of(self, history, zeros)
         units = find_silencing_units(history, bounds, kind=self.kind, blocks=self.blocks)
         yield from findings_of(self, history, units)
 

@@ -18,12 +18,6 @@ from gradwatch.detect.features.robust_stats import Floats
 BLOCK_STEPS = 16
 """Steps per block: a unit that is zero in every batch of a block is dead, not selective."""
 
-MIN_RECENT_RISE = 0.03
-"""Rise over the newest third that shows a continuing rise: 3 in 100 units."""
-
-MIN_CREEP_FRAC, MAX_CREEP_FRAC = 0.2, 0.8
-"""Fractions of the rise between which a block belongs to the creep."""
-
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +29,8 @@ class CreepBounds:
     steady: float
     creeping: int
     most: float
+    recent_rise: float
+    creep_margin: float
 
     def is_high(self, low_L: Floats, first_L: Floats) -> NDArray[np.bool_]:
         """Return where an envelope is far above its start."""
@@ -48,13 +44,13 @@ class CreepBounds:
         steady_L = (low_BL[later] > low_BL[earlier]).mean(axis=0)
         third, half = (low_BL[-1] - low_BL[-max(2, len(low_BL) // part)] for part in (3, 2))
         recent_L = np.where(low_BL[-1] >= self.most, half, third)  # an envelope near 1 has little left to rise
-        is_rising_L: NDArray[np.bool_] = (steady_L >= self.steady) & (recent_L >= MIN_RECENT_RISE)
+        is_rising_L: NDArray[np.bool_] = (steady_L >= self.steady) & (recent_L >= self.recent_rise)
         return is_rising_L
 
     def is_creeping(self, low_BL: Floats, first_L: Floats) -> NDArray[np.bool_]:
         """Return where an envelope rose slowly, or left hardly any unit."""
         part_BL = (low_BL - first_L) / (low_BL[-1] - first_L)
-        is_slow_BL = (part_BL > MIN_CREEP_FRAC) & (part_BL < MAX_CREEP_FRAC)
+        is_slow_BL = (part_BL > self.creep_margin) & (part_BL < 1 - self.creep_margin)
         is_creeping_L: NDArray[np.bool_] = np.count_nonzero(is_slow_BL, axis=0) >= self.creeping
         is_creeping_L |= low_BL[-1] >= self.most
         return is_creeping_L

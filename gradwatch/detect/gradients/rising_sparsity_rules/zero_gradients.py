@@ -26,12 +26,16 @@ from gradwatch.events import CODEBOOK
 from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
 
-MIN_SHARED_ZEROS = 0.9
-"""Zeros of a layer's weights, over the zeros of its bias, at which its units are silent."""
 
+def find_sparser_gradients(history: History, bounds: CreepBounds, *, kind: str, shared_zeros: float) -> Iterator[Sign]:
+    """Yield a sign for each module with a gradient that gets sparser.
 
-def find_sparser_gradients(history: History, bounds: CreepBounds, *, kind: str) -> Iterator[Sign]:
-    """Yield a sign for each module with a gradient that gets sparser."""
+    Args:
+        history: History of the run.
+        bounds: Thresholds of the fraction of zeros.
+        kind: Kind of the resulting findings.
+        shared_zeros: Minimum zeros of a layer's weights, over the zeros of its bias, at which its units are silent.
+    """
     newest_L = history.param.newest("grad.zero_frac")
     # a gradient of only zeros is the case of `dead-layer` and `no-gradient`
     maybe_L = (newest_L >= bounds.level) & (newest_L < 1)
@@ -42,7 +46,8 @@ def find_sparser_gradients(history: History, bounds: CreepBounds, *, kind: str) 
     first_L = first_steps(history, "grad.zero_frac", BLOCK_STEPS).min(axis=0)
     low_L = zero_TL[-BLOCK_STEPS:].min(axis=0)
     maybe_L &= bounds.is_high(low_L, first_L)
-    maybe_L[[i for i in np.flatnonzero(maybe_L) if _is_cancelled(history, int(i), low_L)]] = False
+    for i in np.flatnonzero(maybe_L).tolist():
+        maybe_L[i] = not _is_cancelled(history, i, low_L, shared_zeros=shared_zeros)
     if not maybe_L.any():
         return
     maybe = np.flatnonzero(maybe_L)
@@ -88,10 +93,10 @@ def _is_per_unit(history: History) -> NDArray[np.bool_]:
     return is_per_unit_L | np.array([layer.name in codes for layer in history.info.layers], np.bool_)
 
 
-def _is_cancelled(history: History, tensor: int, zero_L: Floats) -> bool:
+def _is_cancelled(history: History, tensor: int, zero_L: Floats, *, shared_zeros: float) -> bool:
     """Return whether a bias has zeros that its weights lack: its gradient cancels out, and its units live."""
     own = history.info.layers[tensor]
     mates = [i for i, la in enumerate(history.info.layers) if la.module == own.module and len(la.shape) >= 2]
     if len(own.shape) != 1 or not mates:
         return False
-    return bool(zero_L[mates].max() < MIN_SHARED_ZEROS * zero_L[tensor])
+    return bool(zero_L[mates].max() < shared_zeros * zero_L[tensor])
