@@ -16,7 +16,6 @@ from gradwatch.detect.gradients.vanishing_gradient_rules.over_depth import (
     find_fall_over_depth,
 )
 from gradwatch.detect.gradients.vanishing_gradient_rules.recurrence import find_fall_over_time
-from gradwatch.detect.gradients.vanishing_gradient_rules.stuck import STUCK_FRAC
 from gradwatch.events import HEADS, TOWERS
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
@@ -62,12 +61,18 @@ class VanishingGradient:
 
     Args:
         every: Steps between two checks. 10: the profile of a network changes slowly.
-        decades: Fall in powers of ten at which to report if the loss has not fallen by a tenth after 50 steps. 2.5:
-            four sigmoid layers in default initialization lose 2.7; healthy runs stay within 2.2
-            (`scripts/studies/false_alarms.py`).
+        decades: Fall in powers of ten at which to report if the loss has not fallen by a tenth after 50 steps
+            (`stuck_frac`, `healing_steps`). 2.5: four sigmoid layers in default initialization lose 2.7; healthy runs
+            stay within 2.2 (`scripts/studies/false_alarms.py`).
         at_once: The same without waiting for the loss. 4: what SiLU or tanh lose over six layers of default
             initialization (2.2) heals within 30 steps; seven sigmoid layers lose 5.2 and never learn.
         modules: Least number of modules with a weight matrix, with the output layer. 5: fewer make no line.
+        critical_decades: Fall over depth, in powers of ten, that is critical. 6: a common learning rate moves the first
+            layers by less than float32 resolves (2^-24 = 6e-8).
+        healing_steps: Steps after which the loss is looked at for `decades`. 50: a mild fall from the initialization
+            is gone by then if it heals.
+        stuck_frac: Fraction of the first loss, 0..1, above which the loss has not fallen. 0.9: a tenth of the loss is
+            a clear fall.
     """
 
     code: ClassVar[str] = "GW101"
@@ -76,6 +81,9 @@ class VanishingGradient:
     decades: float = 2.5
     at_once: float = 4.0
     modules: int = 5
+    critical_decades: float = 6.0
+    healing_steps: int = 50
+    stuck_frac: float = 0.9
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield at most one finding, for the module at the input end of the line."""
@@ -84,13 +92,21 @@ class VanishingGradient:
     def _signs(self, history: History) -> Iterator[Sign | None]:
         """Yield the observation of each mechanism, in a fixed order."""
         yield from find_fall_over_time(history, decades=self.at_once)
-        yield find_fall_over_depth(history, modules=self.modules, decades=self.decades, at_once=self.at_once)
+        yield find_fall_over_depth(
+            history,
+            modules=self.modules,
+            decades=self.decades,
+            at_once=self.at_once,
+            critical_decades=self.critical_decades,
+            healing_steps=self.healing_steps,
+            stuck_frac=self.stuck_frac,
+        )
 
     def recovery(self, history: History, finding: Finding) -> Recovery | None:
         """Return the step from which the loss has been clearly lower, once the fall over depth is gone."""
         if PER_MODULE not in {q.key for q in finding.evidence}:
             return None
-        end, fall = fall_of_loss(history, fall=1 - STUCK_FRAC), fall_over_depth(history, modules=self.modules)
+        end, fall = fall_of_loss(history, fall=1 - self.stuck_frac), fall_over_depth(history, modules=self.modules)
         if end is None or fall is None or fall[0] >= self.decades:
             return None
         return Recovery(end, f"the loss fell, and gradients shrank only {format_fold(fall[0])}")

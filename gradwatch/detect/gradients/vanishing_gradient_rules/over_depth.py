@@ -30,15 +30,24 @@ from gradwatch.detect.features.structure import (
     structure_of,
     tower_modules,
 )
-from gradwatch.detect.gradients.vanishing_gradient_rules.stuck import MEDIAN_STEPS, is_stuck, severity_of_fall
+from gradwatch.detect.gradients.vanishing_gradient_rules.stuck import MEDIAN_STEPS, is_stuck
 from gradwatch.events import HEADS
 from gradwatch.history.store import History
-from gradwatch.records import Quantity
+from gradwatch.records import Quantity, Severity
 
 PER_MODULE = "depth.fall_per_module_decades"
 
 
-def find_fall_over_depth(history: History, *, modules: int, decades: float, at_once: float) -> Sign | None:
+def find_fall_over_depth(
+    history: History,
+    *,
+    modules: int,
+    decades: float,
+    at_once: float,
+    critical_decades: float,
+    healing_steps: int,
+    stuck_frac: float,
+) -> Sign | None:
     """Return a sign for the module at the input end of a line that falls towards the input.
 
     Args:
@@ -46,13 +55,18 @@ def find_fall_over_depth(history: History, *, modules: int, decades: float, at_o
         modules: Minimum number of modules with a weight matrix, including the output layer.
         decades: Fall in powers of ten that counts if the loss is stuck.
         at_once: Fall that counts without waiting for the loss.
+        critical_decades: Fall that is critical.
+        healing_steps: Number of steps in which a mild fall heals by itself.
+        stuck_frac: Fraction of the first loss above which the loss is stuck.
     """
     chain = structure_of(history).chain
     # cheap: half the decades at the newest step, because the median over steps may differ
     if len(chain.starts_D) < modules or module_ratio(history) < 10 ** (min(decades, at_once) / 2):
         return None
     fall, line, level_D = fall_over_depth(history, modules=modules) or (0.0, None, None)
-    if line is None or level_D is None or fall < decades or (fall < at_once and not is_stuck(history)):
+    if line is None or level_D is None or fall < decades:
+        return None
+    if fall < at_once and not is_stuck(history, healing_steps=healing_steps, stuck_frac=stuck_frac):
         return None
     per_module = fall / (len(line) - 1)
     layer = module_of(history, int(chain.indices_K[chain.starts_D[np.flatnonzero(~np.isnan(level_D))[0]]]))
@@ -72,7 +86,7 @@ def find_fall_over_depth(history: History, *, modules: int, decades: float, at_o
             Quantity(key="grad.element.last", label="gradient element before the output", value=float(10 ** line[-1])),
         ),
         layer=layer,
-        severity=severity_of_fall(fall),
+        severity=Severity.CRITICAL if fall >= critical_decades else Severity.WARNING,
     )
 
 
