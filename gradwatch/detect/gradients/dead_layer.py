@@ -38,9 +38,6 @@ from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
 
-MIN_LIVE_FRAC = 0.5
-"""Fraction of experts with a gradient, 0..1, above which a dead expert is no collapse of its router."""
-
 ROUTER_SYMPTOMS = frozenset({"saturated-activation"})
 """Symptoms of a collapsed router with a softmax in its tails: they do not explain its dead experts."""
 
@@ -110,12 +107,20 @@ class DeadLayer:
         steps: Newest steps at each of which it must hold. 20: zero-initialized branches have warmed up by then.
         gone: Newest steps without a gradient for (3), and without a token for (4). 40: twice `steps`, as the layer came
             and went before.
-        unused: Share of the experts, 0..1, above which a router that sends them no token has collapsed. 0.5: with half
-            of its experts, a mixture still chooses.
+        unused: Share of the experts, 0..1, above which a router that sends them no token has collapsed; below it,
+            experts without a gradient are for information. 0.5: with half of its experts, a mixture still chooses.
         tokens: Tokens per expert in the samples of (4). 32: an expert with a tenth of an even share is missed in 4 % of
             cases, and half of all experts together in far fewer.
         decades: Gap in powers of ten. 5: healthy layers stayed within 1.6 (`scripts/studies/false_alarms.py`); a
             float32 update 5 orders of magnitude smaller than its neighbors' is negligible.
+        matrices: Least number of weight matrices for (2). 3: of two, either may be the odd one.
+        faded_steps: Kept steps up to the last gradient, at least, for (3). 48: 16 for each third.
+        faded_first_share: Share of the steps of the first third with a gradient, 0..1, at least, for (3). 0.5: a layer
+            that is used less was rare from the start.
+        faded_last_ratio: Share of the last third, in units of the share of the first, at most, for (3). 0.5: it is
+            used half as often before it is gone.
+        recovered: Samples in a row, with more experts in use, after which a router's finding is withdrawn. 5: a few may
+            have them by chance.
     """
 
     code: ClassVar[str] = "GW103"
@@ -126,10 +131,24 @@ class DeadLayer:
     unused: float = 0.5
     tokens: int = 32
     decades: float = 5.0
+    matrices: int = 3
+    faded_steps: int = 48
+    faded_first_share: float = 0.5
+    faded_last_ratio: float = 0.5
+    recovered: int = 5
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each module that has stopped learning."""
-        yield from findings_of(self, history, find_faded(history, steps=self.gone, every=self.every, kind=self.kind))
+        faded = find_faded(
+            history,
+            kind=self.kind,
+            every=self.every,
+            gone=self.gone,
+            steps=self.faded_steps,
+            first_share=self.faded_first_share,
+            last_ratio=self.faded_last_ratio,
+        )
+        yield from findings_of(self, history, faded)
         collapsed = find_collapsed_routers(history, steps=self.gone, fraction=self.unused, tokens=self.tokens)
         yield from (self._of_router(history, router) for router in collapsed)
         newest_L = history.param.newest("grad.l2")
@@ -140,7 +159,8 @@ class DeadLayer:
         l2_TL = history.param.window("grad.l2", self.steps)
         if len(l2_TL) < self.steps:
             return
-        ill_L = find_frozen(history, newest_L, steps=self.steps) | find_cliffs(history, l2_TL, decades=self.decades)
+        ill_L = find_cliffs(history, l2_TL, decades=self.decades, matrices=self.matrices)
+        ill_L |= find_frozen(history, newest_L, steps=self.steps)
         structure = structure_of(history)
         # a bias alone may lose its gradient; skipped updates have no gradient worth reading
         if not ill_L[structure.matrices.indices_M].any() or (history.scalar("skipped", self.steps) == 1).any():
@@ -180,9 +200,9 @@ class DeadLayer:
         )
 
     def recovery(self, history: History, finding: Finding) -> Recovery | None:
-        """Return the first of `steps` steps in a row with a usual gradient, or of 5 samples with more experts used."""
+        """Return the first of `steps` steps in a row with a usual gradient, or of some samples with more experts."""
         if any(quantity.key == UNUSED for quantity in finding.evidence):
-            end = used_experts_since(history, finding)
+            end = used_experts_since(history, finding, least=self.recovered)
             return None if end is None else Recovery(end, "more experts got tokens")
         usual_T = _gaps(history, tensors_of(history, finding)) < self.decades - 1
         end = start_of_state(usual_T, history.param.steps(), least=self.steps)
@@ -192,7 +212,7 @@ class DeadLayer:
         """Return the harm of a dead module: an expert that is merely not chosen does no harm."""
         # experts without a gradient say nothing while most of their siblings have one
         live_frac = live_frac_of_siblings(history, layer, history.param.newest("grad.l2"))
-        if is_zero and (comes_and_goes(history, group, every=self.every) or (live_frac or 0) > MIN_LIVE_FRAC):
+        if is_zero and (comes_and_goes(history, group, every=self.every) or (live_frac or 0) > 1 - self.unused):
             return Severity.INFO
         return severity_after(history, self.kind, but=frozenset() if live_frac is None else ROUTER_SYMPTOMS)
 

@@ -14,16 +14,20 @@ from gradwatch.detect.features.robust_stats import Floats, log10, median
 from gradwatch.detect.features.structure import matrix_rms, structure_of
 from gradwatch.history.store import History
 
-MIN_MATRICES = 3
-"""Minimum number of weight matrices for a cliff between neighbors."""
 
+def find_cliffs(history: History, l2_TL: Floats, *, decades: float, matrices: int) -> NDArray[np.bool_]:
+    """Return which tensors are matrices far below the median matrix with a cliff on one side, of shape (L,).
 
-def find_cliffs(history: History, l2_TL: Floats, *, decades: float) -> NDArray[np.bool_]:
-    """Return which tensors are matrices far below the median matrix with a cliff on one side, of shape (L,)."""
+    Args:
+        history: History of the run.
+        l2_TL: Gradient norms of the newest steps.
+        decades: Minimum distance below the median matrix, in powers of ten.
+        matrices: Minimum number of weight matrices.
+    """
     ill_L = np.zeros(l2_TL.shape[1], np.bool_)
     newest_M = log10(matrix_rms(history, l2_TL[-1]))
     # cheap: the newest step alone rules out most runs
-    if len(newest_M) < MIN_MATRICES or not np.fmax.reduce(newest_M) - np.fmin.reduce(newest_M) > decades:
+    if len(newest_M) < matrices or not np.fmax.reduce(newest_M) - np.fmin.reduce(newest_M) > decades:
         return ill_L
     level_M = log10(matrix_rms(history, median(l2_TL)))
     top_M = log10(matrix_rms(history, np.fmax.reduce(l2_TL)))

@@ -23,9 +23,6 @@ from gradwatch.records import Finding, Quantity
 UNUSED = "routing.unused"
 """Key of the number of experts without tokens."""
 
-RECOVERY_SAMPLES = 5
-"""Samples in a row at which more experts get tokens that end a finding."""
-
 
 class CollapsedRouter(NamedTuple):
     """A router, the experts without tokens as far as their names are known, a message, evidence, and the onset."""
@@ -87,11 +84,11 @@ def describe_router(
     )
 
 
-def used_experts_since(history: History, finding: Finding) -> int | None:
-    """Return the first of 5 samples in a row at which a collapsed router used more experts, or None."""
+def used_experts_since(history: History, finding: Finding, *, least: int) -> int | None:
+    """Return the first of at least `least` samples in a row at which a collapsed router used more experts, or None."""
     unused = next(quantity.value for quantity in finding.evidence if quantity.key == UNUSED)
     a = next((a for a, name in routings(history).items() if name == finding.layer), None)
     if a is None:
         return None
     dead_T, units_T = (history.act.window(f"act.{name}")[:, a] for name in ("dead_frac", "units"))
-    return start_of_state(np.round(dead_T * units_T) < unused, history.act.steps(), least=RECOVERY_SAMPLES)
+    return start_of_state(np.round(dead_T * units_T) < unused, history.act.steps(), least=least)

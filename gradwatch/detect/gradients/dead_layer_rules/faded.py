@@ -31,57 +31,52 @@ from gradwatch.detect.gradients.dead_layer_rules.experts import is_side_by_side
 from gradwatch.history.store import History
 from gradwatch.records import Quantity
 
-MIN_STEPS_USED = 48
-"""Minimum number of kept steps up to the last gradient: 16 for each third."""
 
-MIN_FIRST_SHARE = 0.5
-"""Share of the steps of the first third with a gradient: a layer of which less is used was rare from the start."""
-
-MAX_LAST_RATIO = 0.5
-"""Share of the last third over that of the first, at most."""
-
-
-def find_faded(history: History, *, steps: int, every: int, kind: str) -> Iterator[Sign]:
+def find_faded(
+    history: History, *, kind: str, every: int, gone: int, steps: int, first_share: float, last_ratio: float
+) -> Iterator[Sign]:
     """Yield a sign for each module that fell out of use by degrees.
 
     Args:
         history: History of the run.
-        steps: Minimum number of newest steps without a gradient.
-        every: Steps between two calls.
         kind: Kind of the resulting finding.
+        every: Steps between two calls.
+        gone: Minimum number of newest steps without a gradient.
+        steps: Minimum number of kept steps up to the last gradient.
+        first_share: Minimum share of the steps of the first third with a gradient.
+        last_ratio: Maximum share of the last third, over the share of the first.
     """
     structure = structure_of(history)
     away_L = structure.is_trainable_L & ~(history.param.newest("grad.l2") > 0)
     # cheap: all layers are in use, or none is
     if not away_L.any() or 2 * np.count_nonzero(away_L) > structure.num_trainable:
         return
-    recent_TL = history.param.window("grad.l2", steps) > 0
+    recent_TL = history.param.window("grad.l2", gone) > 0
     away_L &= ~recent_TL.any(axis=0) & ~is_side_by_side(history)
-    if len(recent_TL) < steps or not away_L.any():
+    if len(recent_TL) < gone or not away_L.any():
         return
     columns = np.flatnonzero(away_L)
     steps_T, l2_TL = history.param.series("grad.l2")
     used_TL = l2_TL[:, columns] > 0
     among = structure.num_trainable * looks_in_window(every)
     error = allowed_error(SequentialTest.FADING_USE, window_number(history), among=among)
-    shares = {int(i): _last_share(used_T, error=error) for i, used_T in zip(columns, used_TL.T, strict=True)}
+    shares = {
+        int(i): _last_share(used_T, error=error, steps=steps, first_share=first_share, last_ratio=last_ratio)
+        for i, used_T in zip(columns, used_TL.T, strict=True)
+    }
     faded = {i: share for i, share in shares.items() if share}
     ill_L = np.isin(np.arange(len(away_L)), list(faded))
     for layer, group in affected_modules(history, ill_L, kind=kind):
         if layer is None:
             continue
         last = int(steps_T[np.flatnonzero(used_TL[:, np.isin(columns, group)].any(axis=1))[-1]])
-        first_share, last_share = faded[group[0]]
+        first, newest = faded[group[0]]
         yield Sign(
-            f"{layer} fell out of use by degrees: it got a gradient at {100 * first_share:.0f} % of the steps at "
-            f"first, at {100 * last_share:.0f} % later, and at none since step {last}",
+            f"{layer} fell out of use by degrees: it got a gradient at {100 * first:.0f} % of the steps at "
+            f"first, at {100 * newest:.0f} % later, and at none since step {last}",
             (
-                Quantity(
-                    key="use.first_share", label="steps with a gradient, first third", value=first_share, unit="0..1"
-                ),
-                Quantity(
-                    key="use.last_share", label="steps with a gradient, last third", value=last_share, unit="0..1"
-                ),
+                Quantity(key="use.first_share", label="steps with a gradient, first third", value=first, unit="0..1"),
+                Quantity(key="use.last_share", label="steps with a gradient, last third", value=newest, unit="0..1"),
                 Quantity(key="use.last_step", label="last step with a gradient", value=float(last)),
             ),
             since=last + 1,
@@ -89,19 +84,24 @@ def find_faded(history: History, *, steps: int, every: int, kind: str) -> Iterat
         )
 
 
-def _last_share(used_T: NDArray[np.bool_], *, error: float) -> tuple[float, float] | None:
+def _last_share(
+    used_T: NDArray[np.bool_], *, error: float, steps: int, first_share: float, last_ratio: float
+) -> tuple[float, float] | None:
     """Return the shares of the first and the last third of the used steps, or None if the use did not fade away.
 
     Args:
         used_T: Whether the tensor had a gradient at each kept step.
         error: Probability at which chance no longer explains a fall of the share, or an absence.
+        steps: Minimum number of kept steps up to the last gradient.
+        first_share: Minimum share of the first third.
+        last_ratio: Maximum share of the last third, over the share of the first.
     """
     last = int(np.flatnonzero(used_T)[-1]) + 1 if used_T.any() else 0
-    if last < MIN_STEPS_USED:
+    if last < max(steps, 3):  # each third has a step
         return None
     third = last // 3
     first, middle, newest = (float(used_T[i * third : (i + 1) * third].mean()) for i in range(3))
     sigma = np.sqrt((first * (1 - first) + newest * (1 - newest)) / third)
-    is_falling = first >= MIN_FIRST_SHARE and first > middle > newest and newest <= MAX_LAST_RATIO * first
+    is_falling = first >= first_share and first > middle > newest and newest <= last_ratio * first
     is_gone = (1 - newest) ** (len(used_T) - last) <= error
     return (first, newest) if is_falling and is_gone and first - newest > critical_sigmas(error) * sigma else None

@@ -7,12 +7,13 @@ from gradwatch.detect.gradients.dead_layer_rules.faded import find_faded
 from gradwatch.history.synthetic.builder import Synthetic
 
 T = np.arange(400)
+BOUNDS = {"gone": 40, "steps": 48, "first_share": 0.5, "last_ratio": 0.5}
 
 
 def faded(skip_T, *, missing=np.nan, seed=0, steps=400):
     made = Synthetic(steps=steps, seed=seed)
     made.grad_l2_TL[made.rng.random(steps) < skip_T[:steps], 5] = missing
-    return [sign.layer for sign in find_faded(made.history(), steps=40, every=10, kind="dead-layer")]
+    return [sign.layer for sign in find_faded(made.history(), kind="dead-layer", every=10, **BOUNDS)]
 
 
 @pytest.mark.parametrize("seed", range(3))
