@@ -15,7 +15,7 @@ from gradwatch.detect.gradients.layer_imbalance_rules.examples import (
 )
 from gradwatch.detect.gradients.layer_imbalance_rules.growing_group import find_growing_group
 from gradwatch.detect.gradients.layer_imbalance_rules.heads import find_dominant_heads
-from gradwatch.detect.gradients.layer_imbalance_rules.leading_matrix import MIN_MATRICES, find_leading_matrix
+from gradwatch.detect.gradients.layer_imbalance_rules.leading_matrix import find_leading_matrix
 from gradwatch.detect.gradients.layer_imbalance_rules.unscaled_inputs import find_unscaled_inputs
 from gradwatch.events import HEADS
 from gradwatch.history.store import History
@@ -63,6 +63,22 @@ class LayerImbalance:
         raw: Norm of all other gradients, in units of a layer's own, if its inputs are `decades` beyond 1 in size. 0.1:
             none of 280 healthy runs had inputs as large and less than 0.3 left, including biases before a
             normalization, whose gradient is rounding.
+        own_rate: Rate of the layer's parameter group, in units of the lowest rate of the others, up to which it makes
+            up for the imbalance (info). 0.1: rates that differ by less, as of a new head and its backbone, are not set
+            for that.
+        matrices: Least number of weight matrices for (1) and (4). 3: of two, either may well be the larger one.
+        shallow_matrices: Largest number of weight matrices with which the output layer counts too, for (1). 4: in
+            deeper networks it leads by nature.
+        output_input_size: Size of the output layer's inputs (gradient of its weight over the gradient of its bias)
+            below which it does not count, for (1). 0.1: the layers before it lag behind and pass on almost no signal.
+        head_steps: Steps from the start in which heads are compared, for (2). 64: later one head may have converged.
+        starved: Gradient of another matrix, in units of the layer's own over the size of its inputs, up to which it
+            gets almost nothing, for (3). 10: what is left if these inputs dominate a normalization.
+        group_size: Least number of matrices in the part, and in the rest, for (4). 2: single ones are compared by (1).
+        group_first_decades: Largest distance of the part from the rest at the start, in powers of ten, for (4). 1: a
+            part that led by more from the first step has not outgrown the rest.
+        rest_fall_decades: Largest fall of the rest since the start, in powers of ten, for (4). 1: gradients that die in
+            the rest are no growth of the part.
     """
 
     code: ClassVar[str] = "GW107"
@@ -71,6 +87,15 @@ class LayerImbalance:
     decades: float = 2.5
     steps: int = 10
     raw: float = 0.1
+    own_rate: float = 0.1
+    matrices: int = 3
+    shallow_matrices: int = 4
+    output_input_size: float = 0.1
+    head_steps: int = 64
+    starved: float = 10.0
+    group_size: int = 2
+    group_first_decades: float = 1.0
+    rest_fall_decades: float = 1.0
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the layer that dominates the others."""
@@ -78,13 +103,36 @@ class LayerImbalance:
 
     def _signs(self, history: History) -> Iterator[Sign | None]:
         """Yield the observation of each mechanism, in a fixed order."""
-        yield find_unscaled_inputs(history, decades=self.decades, steps=self.steps, raw=self.raw)
-        yield from find_dominant_heads(history, decades=self.decades, steps=self.steps)
+        yield find_unscaled_inputs(
+            history,
+            decades=self.decades,
+            steps=self.steps,
+            raw=self.raw,
+            starved=self.starved,
+            own_rate=self.own_rate,
+        )
+        yield from find_dominant_heads(history, decades=self.decades, steps=self.steps, head_steps=self.head_steps)
         # the rules above do not compare matrices, so they run for any model
-        if len(structure_of(history).matrices.indices_M) < MIN_MATRICES:
+        if len(structure_of(history).matrices.indices_M) < self.matrices:
             return
-        yield find_leading_matrix(history, decades=self.decades, steps=self.steps)
-        yield from find_growing_group(history, decades=self.decades, steps=self.steps, kind=self.kind)
+        yield find_leading_matrix(
+            history,
+            decades=self.decades,
+            steps=self.steps,
+            matrices=self.matrices,
+            shallow_matrices=self.shallow_matrices,
+            output_input_size=self.output_input_size,
+            own_rate=self.own_rate,
+        )
+        yield from find_growing_group(
+            history,
+            kind=self.kind,
+            decades=self.decades,
+            steps=self.steps,
+            size=self.group_size,
+            first_decades=self.group_first_decades,
+            rest_fall_decades=self.rest_fall_decades,
+        )
 
     @classmethod
     def examples(cls) -> Iterator[Example]:

@@ -23,28 +23,31 @@ from gradwatch.detect.features.structure import matrix_rms, structure_of
 from gradwatch.history.store import History
 from gradwatch.records import Quantity
 
-MIN_GROUP = 2
-"""Minimum number of matrices in the part and in the rest: single ones are compared by `leading_matrix`."""
 
-MAX_FIRST_DECADES = 1.0
-"""Largest distance of the part from the rest at the start, in powers of ten."""
-
-MAX_REST_FALL = 1.0
-"""Largest fall of the rest since the start, in powers of ten: gradients that die in the rest are no growth."""
-
-
-def find_growing_group(history: History, *, decades: float, steps: int, kind: str) -> Iterator[Sign]:
+def find_growing_group(
+    history: History,
+    *,
+    kind: str,
+    decades: float,
+    steps: int,
+    size: int,
+    first_decades: float,
+    rest_fall_decades: float,
+) -> Iterator[Sign]:
     """Yield a sign for each module whose matrices have all outgrown the other matrices.
 
     Args:
         history: History of the run.
+        kind: Kind of the resulting finding.
         decades: Minimum distance of the smallest matrix of the part from the largest of the rest, in powers of ten.
         steps: Newest steps, of which the smallest distance counts.
-        kind: Kind of the resulting finding.
+        size: Minimum number of matrices in the part, and in the rest.
+        first_decades: Maximum distance of the part from the rest at the start, in powers of ten.
+        rest_fall_decades: Maximum fall of the rest since the start, in powers of ten.
     """
     newest_M = matrix_rms(history, history.param.newest("grad.l2"))
     # cheap, and False for nan: the whole spread is less than the distance
-    if len(newest_M) < 2 * MIN_GROUP or not newest_M.max() > 10**decades * newest_M.min() > 0:
+    if len(newest_M) < 2 * size or not newest_M.max() > 10**decades * newest_M.min() > 0:
         return
     l2_TL = history.param.window("grad.l2", steps)
     log_TM = log10(matrix_rms(history, l2_TL))
@@ -52,17 +55,17 @@ def find_growing_group(history: History, *, decades: float, steps: int, kind: st
         return
     level_M = median(log_TM)
     order_M = np.argsort(level_M)
-    gaps = np.diff(level_M[order_M])[MIN_GROUP - 1 : 1 - MIN_GROUP]
-    border = MIN_GROUP + int(np.argmax(gaps))
+    gaps = np.diff(level_M[order_M])[size - 1 : len(order_M) - size]
+    border = size + int(np.argmax(gaps))
     rest, part = order_M[:border], order_M[border:]
     distance = float((log_TM[:, part].min(axis=1) - log_TM[:, rest].max(axis=1)).min())
     if distance < decades:
         return
     first_M = log10(matrix_rms(history, first_steps(history, "grad.l2", 1)[0]))  # before the first update
     apart = float(median(first_M[part]) - median(first_M[rest]))
-    has_grown = float((level_M[part] - first_M[part]).min()) >= decades - MAX_FIRST_DECADES
-    is_rest_alive = float(median(level_M[rest] - first_M[rest])) >= -MAX_REST_FALL
-    if not (apart <= MAX_FIRST_DECADES and has_grown and is_rest_alive):  # False for nan: no gradient at the start
+    has_grown = float((level_M[part] - first_M[part]).min()) >= decades - first_decades
+    is_rest_alive = float(median(level_M[rest] - first_M[rest])) >= -rest_fall_decades
+    if not (apart <= first_decades and has_grown and is_rest_alive):  # False for nan: no gradient at the start
         return
     modules = {history.info.layers[i].module for i in structure_of(history).matrices.indices_M[part]}
     ill_L = np.array([layer.trainable and layer.module in modules for layer in history.info.layers])

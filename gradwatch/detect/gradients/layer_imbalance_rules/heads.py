@@ -22,19 +22,17 @@ from gradwatch.events import HEADS
 from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
 
-EARLY_STEPS = 64
-"""Steps in which heads are compared."""
 
-
-def find_dominant_heads(history: History, *, decades: float, steps: int) -> Iterator[Sign]:
+def find_dominant_heads(history: History, *, decades: float, steps: int, head_steps: int) -> Iterator[Sign]:
     """Yield a sign for the head of each model that dominates the other heads.
 
     Args:
         history: History of the run.
         decades: Minimum lead over the second largest head, in powers of ten.
         steps: Newest steps, of which the smallest lead counts.
+        head_steps: Number of first steps in which heads are compared.
     """
-    if history.step >= EARLY_STEPS:
+    if history.step >= head_steps:
         return
     for event in events_of(history, HEADS):
         heads_H = np.array(list(event.values.values()), np.intp)

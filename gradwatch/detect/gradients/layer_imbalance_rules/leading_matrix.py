@@ -21,31 +21,34 @@ from gradwatch.detect.gradients.layer_imbalance_rules.own_rate import has_lower_
 from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
 
-MIN_MATRICES = 3
-"""Minimum number of weight matrices: of two, either may well be the larger one."""
 
-MAX_SHALLOW_MATRICES = 4
-"""Weight matrices up to which the output layer counts too: in deeper networks it leads by nature."""
-
-MIN_OUTPUT_INPUT_SIZE = 0.1
-"""Size of an output layer's inputs (gradient of its weight over the gradient of its bias) below which it does not lead:
-the other layers lag behind and pass on almost no signal."""
-
-
-def find_leading_matrix(history: History, *, decades: float, steps: int) -> Sign | None:
+def find_leading_matrix(
+    history: History,
+    *,
+    decades: float,
+    steps: int,
+    matrices: int,
+    shallow_matrices: int,
+    output_input_size: float,
+    own_rate: float,
+) -> Sign | None:
     """Return a sign for the matrix with a gradient far above all others.
 
     Args:
-        history: History of the run, with at least `MIN_MATRICES` weight matrices.
+        history: History of the run.
         decades: Minimum lead over the second largest matrix, in powers of ten.
         steps: Newest steps, of which the smallest lead counts.
+        matrices: Minimum number of weight matrices.
+        shallow_matrices: Maximum number of weight matrices with which the output layer counts too.
+        output_input_size: Size of the output layer's inputs below which it does not lead.
+        own_rate: Rate of the layer's group, over the lowest rate of the others, that makes up for its gradient.
     """
     newest_M = np.sort(matrix_rms(history, history.param.newest("grad.l2")))  # nan comes last
-    if float(newest_M[-1]) < 10**decades * float(newest_M[-3]):  # cheap: the leader is not far above the third
+    if float(newest_M[-1]) < 10**decades * float(newest_M[-3:][0]):  # cheap: the leader is not far above the third
         return None
     # x == x is False for nan, which sorts last
     known_M = newest_M if newest_M[-1] == newest_M[-1] else newest_M[~np.isnan(newest_M)]
-    if len(known_M) < MIN_MATRICES or not 0 < known_M[-2] <= known_M[-1] < np.inf:
+    if len(known_M) < matrices or not 0 < known_M[-2] <= known_M[-1] < np.inf:
         return None
     # the first or, if the output layer leads, the second matrix must lead
     if not (known_M[-2:] >= 10**decades * known_M[-3:-1]).any():
@@ -54,7 +57,11 @@ def find_leading_matrix(history: History, *, decades: float, steps: int) -> Sign
     level_M = log10(matrix_rms(history, median(l2_TL)))
     if len(l2_TL) < steps or np.isnan(level_M).all():
         return None
-    top, lead = _pick_leader(history, l2_TL, level_M, decades=decades)
+    has_small_inputs = _has_small_inputs(history, l2_TL, output_input_size=output_input_size)
+    may_output_lead = len(level_M) <= shallow_matrices and not has_small_inputs
+    top, lead = _pick_leader(
+        history, l2_TL, level_M, decades=decades, matrices=matrices, may_output_lead=may_output_lead
+    )
     if not lead >= decades:
         return None
     tensor = int(structure_of(history).matrices.indices_M[top])
@@ -78,21 +85,23 @@ def find_leading_matrix(history: History, *, decades: float, steps: int) -> Sign
             Quantity(key="grad.element", label="gradient element", value=float(10 ** level_M[top])),
         ),
         layer=layer,
-        severity=Severity.INFO if has_lower_rate(history, tensor) else None,
+        severity=Severity.INFO if has_lower_rate(history, tensor, own_rate=own_rate) else None,
     )
 
 
-def _pick_leader(history: History, l2_TL: Floats, level_M: Floats, *, decades: float) -> tuple[int, float]:
+def _pick_leader(
+    history: History, l2_TL: Floats, level_M: Floats, *, decades: float, matrices: int, may_output_lead: bool
+) -> tuple[int, float]:
     """Return the matrix with the largest gradient and its smallest lead over the second largest, in decades."""
     log_TM = log10(matrix_rms(history, l2_TL))
     top, lead = _lead(log_TM, level_M)
     if top < len(level_M) - 1:
         return top, lead
-    if lead >= decades and len(level_M) <= MAX_SHALLOW_MATRICES and not _has_small_inputs(history, l2_TL):
+    if lead >= decades and may_output_lead:
         return top, lead
     rest_M = np.sort(level_M[:-1][~np.isnan(level_M[:-1])])
     # the lead must exceed the spread of the rest, which a slope over depth does not do
-    if len(rest_M) < MIN_MATRICES or rest_M[-1] - rest_M[-2] < rest_M[-2] - rest_M[0]:
+    if len(rest_M) < matrices or rest_M[-1] - rest_M[-2] < rest_M[-2] - rest_M[0]:
         return top, 0.0
     return _lead(log_TM[:, :-1], level_M[:-1])
 
@@ -104,11 +113,11 @@ def _lead(log_TM: Floats, level_M: Floats) -> tuple[int, float]:
     return top, float(np.fmin.reduce(log_TM[:, top] - rest_T))
 
 
-def _has_small_inputs(history: History, l2_TL: Floats) -> bool:
-    """Return whether the gradient of the output layer's weight is far below the gradient of its bias."""
+def _has_small_inputs(history: History, l2_TL: Floats, *, output_input_size: float) -> bool:
+    """Return whether the gradient of the output layer's weight is far below the gradient of its bias: small inputs."""
     structure = structure_of(history)
     if structure.chain.output_bias is None:
         return False
     pair = [int(structure.matrices.indices_M[-1]), structure.chain.output_bias]
     weight, bias = median(l2_TL[:, pair]) / structure.rms_scale_L[pair]
-    return bool(weight < MIN_OUTPUT_INPUT_SIZE * bias)
+    return bool(weight < output_input_size * bias)

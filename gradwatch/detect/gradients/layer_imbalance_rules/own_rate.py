@@ -7,16 +7,19 @@ import math
 from gradwatch.detect.features.structure import structure_of
 from gradwatch.history.store import History
 
-MAX_OWN_RATE = 0.1
-"""Rate of a layer's group, over the lowest rate of the others, at which it compensates for a large gradient."""
 
+def has_lower_rate(history: History, tensor: int, *, own_rate: float) -> bool:
+    """Return whether a tensor's group has a far lower rate than the groups of all other weight matrices.
 
-def has_lower_rate(history: History, tensor: int) -> bool:
-    """Return whether a tensor's group has a far lower rate than the groups of all other weight matrices."""
+    Args:
+        history: History of the run.
+        tensor: Index of the tensor.
+        own_rate: Maximum rate of its group, over the lowest rate of the others.
+    """
     own, *groups = (history.info.layers[i].group for i in (tensor, *structure_of(history).matrices.indices_M))
     rate, *others = (
         # nan, no optimizer, makes the comparison below False
         math.nan if group is None else float(history.run.newest(f"lr.{group}")[0])
         for group in (own, *(group for group in groups if group != own))
     )
-    return bool(others) and rate <= MAX_OWN_RATE * min(others)
+    return bool(others) and rate <= own_rate * min(others)

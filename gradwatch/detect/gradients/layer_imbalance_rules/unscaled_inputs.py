@@ -19,9 +19,6 @@ from gradwatch.detect.gradients.layer_imbalance_rules.own_rate import has_lower_
 from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
 
-MAX_STARVED_SIZE = 10.0
-"""Gradient of another matrix, in units of 1 / input size, that is left if these inputs dominate a normalization."""
-
 DRAWN_TOO_LARGE = "poor-initialization"
 """Kind of finding for too large initial weights, which make the inputs of later layers too large."""
 
@@ -29,7 +26,9 @@ ROUNDING = 1e-6
 """Relative error of a float32 quotient, with room to spare."""
 
 
-def find_unscaled_inputs(history: History, *, decades: float, steps: int, raw: float) -> Sign | None:
+def find_unscaled_inputs(
+    history: History, *, decades: float, steps: int, raw: float, starved: float, own_rate: float
+) -> Sign | None:
     """Return a sign for the layer that dominates others because its inputs are of another unit.
 
     Args:
@@ -37,6 +36,8 @@ def find_unscaled_inputs(history: History, *, decades: float, steps: int, raw: f
         decades: Minimum size of the inputs, and distance of another matrix below the layer, in powers of ten.
         steps: Newest steps at each of which this must hold.
         raw: Maximum norm of all other gradients over the layer's norm.
+        starved: Maximum gradient of another matrix over the layer's, in units of 1 / input size.
+        own_rate: Rate of the layer's group, over the lowest rate of the others, that makes up for its gradient.
     """
     l2_TL = history.param.window("grad.l2", steps)
     if len(l2_TL) < steps or not _may_be_large(history, l2_TL[-1], size=10**decades):
@@ -52,21 +53,27 @@ def find_unscaled_inputs(history: History, *, decades: float, steps: int, raw: f
         others_TL = np.delete(l2_TL.astype(np.float64), [tensor, bias], axis=1)
         rest = float((np.sqrt(np.nansum(others_TL**2, axis=1)) / own_T).max())
         weakest = float((np.fmin.reduce(rms_TM, axis=1) / rms_TM[:, place]).max())
-        is_starving = 0 < weakest <= min(10**-decades, MAX_STARVED_SIZE / size)
+        is_starving = 0 < weakest <= min(10**-decades, starved / size)
         if 0 < rest <= raw or is_starving:
-            return _sign(history, tensor, size=size, rest=rest, weakest=weakest, is_swamped=rest <= raw)
+            # too large weights in earlier layers also make large inputs: then they are the cause
+            is_drawn = any(f.kind == DRAWN_TOO_LARGE and f.severity >= Severity.WARNING for f in history.findings)
+            return _sign(
+                module_of(history, tensor),
+                size=size,
+                rest=rest,
+                weakest=weakest,
+                is_swamped=rest <= raw,
+                is_known=is_drawn or has_lower_rate(history, tensor, own_rate=own_rate),
+            )
     return None
 
 
-def _sign(history: History, tensor: int, *, size: float, rest: float, weakest: float, is_swamped: bool) -> Sign:
-    layer = module_of(history, tensor)
+def _sign(layer: str, *, size: float, rest: float, weakest: float, is_swamped: bool, is_known: bool) -> Sign:
     effect = (
         f"all other gradients together have at most {100 * rest:.2g} % of its norm"
         if is_swamped
         else f"another layer gets at most {weakest:.1g} times its gradient"
     )
-    # too large weights in earlier layers also make large inputs: then they are the cause
-    is_drawn = any(f.kind == DRAWN_TOO_LARGE and f.severity >= Severity.WARNING for f in history.findings)
     return Sign(
         f"the inputs of {layer} have a size of about {format_factor(size)}: {effect}",
         (
@@ -79,7 +86,7 @@ def _sign(history: History, tensor: int, *, size: float, rest: float, weakest: f
             ),
         ),
         layer=layer,
-        severity=Severity.INFO if is_drawn or has_lower_rate(history, tensor) else None,
+        severity=Severity.INFO if is_known else None,
     )
 
 

@@ -6,11 +6,13 @@ import pytest
 from gradwatch.detect.gradients.layer_imbalance_rules.growing_group import find_growing_group
 from gradwatch.history.synthetic.builder import Synthetic
 
+BOUNDS = {"decades": 2.5, "steps": 10, "size": 2, "first_decades": 1.0, "rest_fall_decades": 1.0}
+
 
 def outgrown(factor_T, *, part=slice(3), seed=0):
     made = Synthetic(steps=len(factor_T), seed=seed)
     made.grad_l2_TL[:, part] *= factor_T[:, None]
-    return [sign.layer for sign in find_growing_group(made.history(), decades=2.5, steps=10, kind="layer-imbalance")]
+    return [sign.layer for sign in find_growing_group(made.history(), kind="layer-imbalance", **BOUNDS)]
 
 
 T = np.arange(120)
