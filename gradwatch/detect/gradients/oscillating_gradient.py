@@ -20,7 +20,7 @@ from gradwatch.detect.gradients.oscillating_gradient_rules.examples import (
     make_two_sources,
 )
 from gradwatch.detect.gradients.oscillating_gradient_rules.one_sided_batches import find_one_sided_batches
-from gradwatch.detect.gradients.oscillating_gradient_rules.waves import MIN_LOSS_RATIO, WAVE_WINDOWS_STEPS, find_waves
+from gradwatch.detect.gradients.oscillating_gradient_rules.waves import WAVE_WINDOWS_STEPS, WaveBounds, find_waves
 from gradwatch.detect.gradients.oscillating_gradient_rules.window import FIRST_LOSS_STEPS, WINDOW_STEPS, max_first_loss
 from gradwatch.events import CHOSEN_OUTPUTS, CLASSES
 from gradwatch.history.store import History
@@ -74,6 +74,28 @@ class OscillatingGradient:
             random samples give 0.25 on average.
         share: Share of the newest 48 steps, 0..1, at which gradient and loss must be so, for (2). 0.5: what was learned
             of a class in its batches may lower the loss of others.
+        loss_ratio: Ratio of high to low losses, and of peaks to the valleys between them, for (1). 3: two thirds of the
+            loss are learned and lost again in each swing.
+        returns: Times that the loss must rise back to its start within the window, for (1). 2: one rise is no swing.
+        peak_growth: Growth of the peaks of the loss from one window to the next, above which they follow targets that
+            move, for (1). 1.25: peaks that return to their start do not grow.
+        task_frac: Fraction of the steps with a gradient, and of the steps without one, 0..1, above which a tensor
+            belongs to one of several tasks, for (1). 0.2: with four tasks in turn it has one at a quarter of the steps.
+        classes: Least number of classes, for (2). 3: with two, a batch of one class looks like a class of 97 % that is
+            not learned yet.
+        samples: Least number of samples per batch, for (2). 16: a random batch of them is hardly ever of one class.
+        unlearned_frac: Fraction of the first loss of a source, 0..1, above which it is not learned, for (3). 0.9: a
+            tenth of the loss is a clear fall.
+        unlearning: Growth of the loss of the source with the small gradients at which the other one unteaches it, for
+            (3). 3: a source that is merely ignored keeps its loss.
+        task_ratio: Loss of the source with the large gradients over the loss of the other, from which they are
+            different tasks, for (3). 3: sources of one task have losses of one size as long as neither is learned.
+        drowned_decades: Gap between two tasks, in powers of ten, at which one rate cannot serve both, for (3). 2.5: the
+            lead at which `layer-imbalance` reports a layer.
+        drowned_late_decades: The same gap for a task that is unlearned after `drowned_late_steps`. 2: the other task
+            makes 99 % of its updates.
+        drowned_late_steps: Steps after which an unlearned task does not merely start slowly, for (3). 120: more than
+            two windows.
     """
 
     code: ClassVar[str] = "GW105"
@@ -85,6 +107,18 @@ class OscillatingGradient:
     return_to: float = 0.75
     one_sided: float = 0.6
     share: float = 0.5
+    loss_ratio: float = 3.0
+    returns: int = 2
+    peak_growth: float = 1.25
+    task_frac: float = 0.2
+    classes: int = 3
+    samples: int = 16
+    unlearned_frac: float = 0.9
+    unlearning: float = 3.0
+    task_ratio: float = 3.0
+    drowned_decades: float = 2.5
+    drowned_late_decades: float = 2.0
+    drowned_late_steps: int = 120
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run."""
@@ -99,8 +133,24 @@ class OscillatingGradient:
     def _signs(self, history: History) -> Iterator[Sign | None]:
         """Yield the observation of each mechanism, in a fixed order."""
         for event in events_of(history, CLASSES):
-            yield find_one_sided_batches(history, event, one_sided=self.one_sided, share=self.share)
-        yield find_drowned_source(history, decades=self.decades, every=self.every)
+            yield find_one_sided_batches(
+                history,
+                event,
+                one_sided=self.one_sided,
+                share=self.share,
+                classes=self.classes,
+                samples=self.samples,
+            )
+        is_late = history.step >= self.drowned_late_steps
+        yield find_drowned_source(
+            history,
+            every=self.every,
+            decades=self.decades,
+            drowned_decades=self.drowned_late_decades if is_late else self.drowned_decades,
+            unlearned_frac=self.unlearned_frac,
+            unlearning=self.unlearning,
+            task_ratio=self.task_ratio,
+        )
         if self._may_return(history):
             waves = (self._find_waves(history, length) for length in WAVE_WINDOWS_STEPS)
             # the first window with waves suffices
@@ -110,17 +160,20 @@ class OscillatingGradient:
         """Return whether the loss has been near its start and far below it: cheap, and necessary for a return."""
         loss_T = history.scalar("loss", 2 * WINDOW_STEPS)
         highest, lowest = float(np.fmax.reduce(loss_T)), float(np.fmin.reduce(loss_T))
-        return not highest <= MIN_LOSS_RATIO * lowest and highest >= self.return_to * max_first_loss(history)
+        return not highest <= self.loss_ratio * lowest and highest >= self.return_to * max_first_loss(history)
 
     def _find_waves(self, history: History, length: int) -> Sign | None:
-        return find_waves(
-            history,
-            length=length,
+        bounds = WaveBounds(
             decades=self.decades,
             correlation=self.correlation,
             crossings=self.crossings,
             return_to=self.return_to,
+            loss_ratio=self.loss_ratio,
+            returns=self.returns,
+            peak_growth=self.peak_growth,
+            task_frac=self.task_frac,
         )
+        return find_waves(history, bounds, length=length)
 
     @classmethod
     def examples(cls) -> Iterator[Example]:

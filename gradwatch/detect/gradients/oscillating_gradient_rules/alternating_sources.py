@@ -23,12 +23,7 @@ from gradwatch.detect.features.baseline import BASELINE_STEPS, first_steps
 from gradwatch.detect.features.finding import Sign
 from gradwatch.detect.features.robust_stats import Floats, log10, median
 from gradwatch.detect.features.sequential_test import SequentialTest, allowed_error, looks_in_window, window_number
-from gradwatch.detect.gradients.oscillating_gradient_rules.window import (
-    NORM,
-    PATIENCE_STEPS,
-    UNLEARNED_FRAC,
-    WINDOW_STEPS,
-)
+from gradwatch.detect.gradients.oscillating_gradient_rules.window import NORM, WINDOW_STEPS
 from gradwatch.history.store import History
 from gradwatch.records import Quantity
 
@@ -38,24 +33,26 @@ PERIODS_STEPS = (2, 3, 4)
 FIRST_BATCHES = 3
 """Batches of each kind that give the start of their loss if the gap is small, before the other kind has raised it."""
 
-UNLEARNING_GROWTH = 3.0
-"""Growth of the loss of one kind of batches at which the other kind unteaches it."""
-
-MAX_LOSS_RATIO = 3.0
-"""Loss of the loud batches over the loss of the quiet batches, above which they are different tasks."""
-
-DROWNED_DECADES = 2.5
-"""Gap between two alternating tasks at which one rate cannot serve both; see `layer-imbalance`."""
-
-DROWNED_LATE_DECADES = 2.0
-"""Same gap for a task that is still unlearned after `PATIENCE_STEPS`: the other task makes 99 % of its updates."""
-
 
 class SourcePair(NamedTuple):
     """A number for the batches with small gradients, and one for the other batches."""
 
     quiet: float
     loud: float
+
+
+class Alternation(NamedTuple):
+    """Two levels of norms that take turns.
+
+    Attributes:
+        period: Steps after which the rarer level comes again.
+        is_quiet_T: Whether the norm of a step is of the lower level, of shape (WINDOW_STEPS,).
+        gap: Distance of the levels, in powers of ten.
+    """
+
+    period: int
+    is_quiet_T: NDArray[np.bool_]
+    gap: float
 
 
 class RankSums(NamedTuple):
@@ -76,36 +73,46 @@ PHASES = tuple((period, phase) for period in PERIODS_STEPS for phase in range(pe
 _IS_IN_PHASE_TK = np.array([np.arange(WINDOW_STEPS)[::-1] % period == phase for period, phase in PHASES]).T
 
 
-def find_drowned_source(history: History, *, decades: float, every: int) -> Sign | None:
+def find_drowned_source(
+    history: History,
+    *,
+    every: int,
+    decades: float,
+    drowned_decades: float,
+    unlearned_frac: float,
+    unlearning: float,
+    task_ratio: float,
+) -> Sign | None:
     """Return a sign if the batches of one alternating source drown the batches of another.
 
     Args:
         history: History of the run.
-        decades: Gap between the two levels of norms, in powers of ten, at which they count as sources of other scales.
         every: Steps between two calls.
+        decades: Gap between the two levels of norms, in powers of ten, at which they count as sources of other scales.
+        drowned_decades: Gap at which one rate cannot serve both sources, be they separate tasks or not.
+        unlearned_frac: Fraction of the first loss of the quiet batches above which they are not learned.
+        unlearning: Growth of the loss of the quiet batches at which the other batches unteach it.
+        task_ratio: Loss of the loud batches over the loss of the quiet ones, from which they are different tasks.
     """
     # several optimizers, as in a GAN, alternate on purpose
     if "+" in history.info.optimizer:
         return None
-    norm_T = history.scalar(NORM, WINDOW_STEPS)
-    sums = rank_sum_by_phase(norm_T)
-    among = 2 * len(PHASES) * looks_in_window(every)  # 2: both sides
-    error = allowed_error(SequentialTest.ALTERNATING_SOURCES, window_number(history), among=among)
-    if sums.chance_K.min() > error:
+    alternation = _alternation(history, every=every)
+    if alternation is None:
         return None
-    log_T = log10(norm_T)
-    if np.isnan(log_T).any():
-        return None
-    found = [k for k in np.argsort(sums.chance_K).tolist() if sums.chance_K[k] <= error]
-    # a period of 2 also shows at 4: the shortest period explains both
-    k = min(found, key=lambda k: PHASES[k][0])
-    period, phase = PHASES[k]
-    is_quiet_T = (np.arange(WINDOW_STEPS)[::-1] % period == phase) == sums.is_low_K[k]
-    gap = float(median(log_T[~is_quiet_T]) - median(log_T[is_quiet_T]))
+    period, is_quiet_T, gap = alternation
     loss_T = history.scalar("loss", WINDOW_STEPS)
     loss = SourcePair(float(median(loss_T[is_quiet_T])), float(median(loss_T[~is_quiet_T])))
     first = _first_losses(history, is_quiet_T, period, BASELINE_STEPS if gap >= decades else FIRST_BATCHES)
-    if not _is_drowned(history, is_quiet_T, gap=gap, decades=decades, loss=loss, first=first):
+    if not loss.quiet > unlearned_frac * first.quiet > 0:
+        return None
+    are_the_same = _move_the_same_tensors(history, is_quiet_T)
+    if gap >= decades:
+        is_as_high = loss.quiet > loss.loud / task_ratio or loss.quiet > unlearning * first.quiet
+        is_drowned = gap >= drowned_decades or (are_the_same and is_as_high)
+    else:
+        is_drowned = are_the_same and loss.quiet / first.quiet > unlearning * max(1, loss.loud / first.loud)
+    if not is_drowned:
         return None
     return Sign(
         f"gradient norms alternate between two levels, {10**gap:.3g}x apart: one every {period} steps, "
@@ -122,6 +129,25 @@ def find_drowned_source(history: History, *, decades: float, every: int) -> Sign
             Quantity(key="sources.quiet_loss_first", label="loss of these batches at the start", value=first.quiet),
         ),
     )
+
+
+def _alternation(history: History, *, every: int) -> Alternation | None:
+    """Return the two levels between which the norms alternate, or None if they may come in random order."""
+    norm_T = history.scalar(NORM, WINDOW_STEPS)
+    sums = rank_sum_by_phase(norm_T)
+    among = 2 * len(PHASES) * looks_in_window(every)  # 2: both sides
+    error = allowed_error(SequentialTest.ALTERNATING_SOURCES, window_number(history), among=among)
+    if sums.chance_K.min() > error:
+        return None
+    log_T = log10(norm_T)
+    if np.isnan(log_T).any():
+        return None
+    found = [k for k in np.argsort(sums.chance_K).tolist() if sums.chance_K[k] <= error]
+    # a period of 2 also shows at 4: the shortest period explains both
+    k = min(found, key=lambda k: PHASES[k][0])
+    period, phase = PHASES[k]
+    is_quiet_T = (np.arange(WINDOW_STEPS)[::-1] % period == phase) == sums.is_low_K[k]
+    return Alternation(period, is_quiet_T, float(median(log_T[~is_quiet_T]) - median(log_T[is_quiet_T])))
 
 
 def rank_sum_by_phase(values_T: Floats) -> RankSums:
@@ -152,20 +178,6 @@ def _upper_tail(count: int) -> Floats:
         ways_CS[1:, rank:] += ways_CS[:-1, : highest + 1 - rank].copy()
     tail_S: Floats = np.cumsum(ways_CS[count, ::-1])[::-1] / math.comb(WINDOW_STEPS, count)
     return tail_S
-
-
-def _is_drowned(
-    history: History, is_quiet_T: NDArray[np.bool_], *, gap: float, decades: float, loss: SourcePair, first: SourcePair
-) -> bool:
-    """Return whether the batches with small gradients teach nothing because of the other batches."""
-    if not loss.quiet > UNLEARNED_FRAC * first.quiet > 0:
-        return False
-    are_the_same = _move_the_same_tensors(history, is_quiet_T)
-    if gap >= decades:
-        drowned_decades = DROWNED_DECADES if history.step < PATIENCE_STEPS else DROWNED_LATE_DECADES
-        is_as_high = loss.quiet > loss.loud / MAX_LOSS_RATIO or loss.quiet > UNLEARNING_GROWTH * first.quiet
-        return gap >= drowned_decades or (are_the_same and is_as_high)
-    return are_the_same and loss.quiet / first.quiet > UNLEARNING_GROWTH * max(1, loss.loud / first.loud)
 
 
 def _first_losses(history: History, is_quiet_T: NDArray[np.bool_], period: int, most: int) -> SourcePair:

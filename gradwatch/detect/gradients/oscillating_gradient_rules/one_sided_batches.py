@@ -20,14 +20,10 @@ from gradwatch.detect.gradients.oscillating_gradient_rules.window import WINDOW_
 from gradwatch.history.store import History
 from gradwatch.records import Event, Quantity
 
-MIN_CLASSES = 3
-"""With two classes, a batch of one class looks like a class of 97 % that is not learned yet."""
 
-MIN_SAMPLES = 16
-"""Samples per batch at which a random batch is hardly ever of one class."""
-
-
-def find_one_sided_batches(history: History, event: Event, *, one_sided: float, share: float) -> Sign | None:
+def find_one_sided_batches(
+    history: History, event: Event, *, one_sided: float, share: float, classes: int, samples: int
+) -> Sign | None:
     """Return a sign if the batches hold one class each, and rarely the predicted class.
 
     Args:
@@ -35,10 +31,12 @@ def find_one_sided_batches(history: History, event: Event, *, one_sided: float, 
         event: Event of kind `CLASSES`.
         one_sided: Minimum gradient of the output bias, in units of the gradient of a batch of one class.
         share: Fraction of the newest steps, 0..1, at which gradient and loss must be so high.
+        classes: Minimum number of classes.
+        samples: Minimum number of samples per batch.
     """
     values, loss_T = event.values, history.scalar("loss", WINDOW_STEPS)
     chance_loss = _chance_loss(history, event)
-    if values["samples"] < MIN_SAMPLES or values["classes"] < MIN_CLASSES or not loss_T.max() > chance_loss > 0:
+    if values["samples"] < samples or values["classes"] < classes or not loss_T.max() > chance_loss > 0:
         return None
     bias = history.param.layers.index(event.layer or "")
     one_class = chance_loss / math.log(values["classes"])  # gradient of a batch of one class

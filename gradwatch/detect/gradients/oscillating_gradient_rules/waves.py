@@ -12,6 +12,9 @@ returns with each copy of the target network. Both are left out.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import final
+
 import numpy as np
 
 from gradwatch.detect.features.events import events_of
@@ -30,41 +33,44 @@ from gradwatch.records import Quantity
 WAVE_WINDOWS_STEPS = (WINDOW_STEPS, 2 * WINDOW_STEPS)
 """Windows in which norms swing several times: the longer window is for waves of up to 30 steps."""
 
-MIN_LOSS_RATIO = 3.0
-"""Ratio of high to low losses, and of the peaks to the valleys between them, in a wave."""
 
-MIN_RETURNS = 2
-"""Times that the loss must rise back to its start within the window."""
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaveBounds:
+    """Thresholds of waves of the norm and the loss; see the arguments of `OscillatingGradient`."""
 
-MAX_PEAK_GROWTH = 1.25
-"""Growth of the loss peaks from one window to the next, above which they do not return to the same level."""
+    decades: float
+    correlation: float
+    crossings: int
+    return_to: float
+    loss_ratio: float
+    returns: int
+    peak_growth: float
+    task_frac: float
 
 
-def find_waves(
-    history: History, *, length: int, decades: float, correlation: float, crossings: int, return_to: float
-) -> Sign | None:
+def find_waves(history: History, bounds: WaveBounds, *, length: int) -> Sign | None:
     """Return a sign if norm and loss swing in waves over the newest steps.
 
     Args:
         history: History of the run.
+        bounds: Thresholds of the waves.
         length: Number of steps to read, one of `WAVE_WINDOWS_STEPS`.
-        decades: Minimum spread of the norm, in powers of ten.
-        correlation: Minimum absolute correlation of the log norm from step to step.
-        crossings: Minimum number of crossings of the middle.
-        return_to: Loss that the peaks must reach, in units of the largest of the first steps.
     """
     loss_T = history.scalar("loss", length)
     if len(loss_T) < length:
         return None
     low, high = _low_high(np.sort(loss_T))
-    if not high > MIN_LOSS_RATIO * abs(low):  # also if one is nan
+    if not high > bounds.loss_ratio * abs(low):  # also if one is nan
         return None
     spread, steady, crossed = oscillation(log10(history.scalar(NORM, length)))
-    if not (spread >= decades and abs(steady) >= correlation and crossed >= crossings):
+    if not (spread >= bounds.decades and abs(steady) >= bounds.correlation and crossed >= bounds.crossings):
         return None
-    if not _comes_back(loss_T, peak=return_to * max_first_loss(history)):
+    if not _comes_back(loss_T, bounds, peak=bounds.return_to * max_first_loss(history)):
         return None
-    if _is_growing(history, high) or is_alternating(history) or any(events_of(history, CHOSEN_OUTPUTS)):
+    if _is_growing(history, bounds, high=high) or is_alternating(history, task_frac=bounds.task_frac):
+        return None
+    if any(events_of(history, CHOSEN_OUTPUTS)):
         return None
     return Sign(
         f"the gradient norm swings by a factor of {10**spread:.3g}, and the loss returns to its start",
@@ -102,21 +108,21 @@ def _low_high(sorted_T: Floats) -> tuple[float, float]:
     return float(sorted_T[len(sorted_T) // 10]), float(sorted_T[-len(sorted_T) // 10])
 
 
-def _comes_back(loss_T: Floats, *, peak: float) -> bool:
+def _comes_back(loss_T: Floats, bounds: WaveBounds, *, peak: float) -> bool:
     """Return whether the loss has repeatedly fallen far below a peak and returned to it."""
     # a return counts only after a deep fall, so noise around the peak does not count
     was_low, returns = False, 0
     for loss in loss_T.tolist():
         if was_low and loss >= peak:
             was_low, returns = False, returns + 1
-        was_low = was_low or loss < peak / MIN_LOSS_RATIO
-    return returns >= MIN_RETURNS
+        was_low = was_low or loss < peak / bounds.loss_ratio
+    return returns >= bounds.returns
 
 
-def _is_growing(history: History, high: float) -> bool:
+def _is_growing(history: History, bounds: WaveBounds, *, high: float) -> bool:
     """Return whether the loss also swung in the previous window, but clearly less."""
     loss_T = np.sort(history.scalar("loss", 2 * WINDOW_STEPS)[:-WINDOW_STEPS])
     if len(loss_T) < WINDOW_STEPS:
         return False
     low_before, high_before = _low_high(loss_T)
-    return high_before > MIN_LOSS_RATIO * abs(low_before) and high > MAX_PEAK_GROWTH * high_before
+    return high_before > bounds.loss_ratio * abs(low_before) and high > bounds.peak_growth * high_before

@@ -17,21 +17,17 @@ WINDOW_STEPS = 48
 FIRST_LOSS_STEPS = 8
 """First steps of the run; their largest loss is the start of the loss."""
 
-PATIENCE_STEPS = 120
-"""Steps after which a run that has learned nothing does not merely start slowly."""
-
-UNLEARNED_FRAC = 0.9
-"""Fraction of the first loss that remains if nothing was learned."""
-
-MIN_TASK_FRAC, MAX_TASK_FRAC = 0.2, 0.8
-"""Fractions of steps with a gradient between which a tensor belongs to one of several tasks."""
-
 
 def max_first_loss(history: History) -> float:
     return float(np.fmax.reduce(first_steps(history, "loss", FIRST_LOSS_STEPS)))
 
 
-def is_alternating(history: History) -> bool:
-    """Return whether a tensor has a gradient at some steps and not at others: tasks with separate losses."""
+def is_alternating(history: History, *, task_frac: float) -> bool:
+    """Return whether a tensor has a gradient at some steps and not at others: tasks with separate losses.
+
+    Args:
+        history: History of the run.
+        task_frac: Fraction of the steps that must be exceeded both with and without a gradient.
+    """
     moved_frac_L = (history.param.window("grad.l2", WINDOW_STEPS) > 0).mean(axis=0)
-    return bool(((moved_frac_L > MIN_TASK_FRAC) & (moved_frac_L < MAX_TASK_FRAC)).any())
+    return bool(((moved_frac_L > task_frac) & (moved_frac_L < 1 - task_frac)).any())
