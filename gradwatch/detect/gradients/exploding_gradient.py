@@ -9,7 +9,7 @@ from typing import ClassVar, final
 from gradwatch.detect import Example
 from gradwatch.detect.features.finding import Sign, findings_of
 from gradwatch.detect.gradients.exploding_gradient_rules.backward_gain import find_backward_gain
-from gradwatch.detect.gradients.exploding_gradient_rules.climb import BLOCK_STEPS, MIN_BLOCKS, NORM, find_climb
+from gradwatch.detect.gradients.exploding_gradient_rules.climb import BLOCK_STEPS, NORM, find_climb
 from gradwatch.detect.gradients.exploding_gradient_rules.examples import make_falling_loss, make_gain, make_levels
 from gradwatch.detect.gradients.exploding_gradient_rules.jumps import find_jumps
 from gradwatch.detect.gradients.exploding_gradient_rules.over_depth import find_growth_over_depth
@@ -51,8 +51,8 @@ class ExplodingGradient:
     repeatedly. (5) An unbounded loss: it falls below zero faster and faster, and the weights grow too. Loss and norm
     are `unbounded` times as large as in the first 8 steps. A loss with a least value flattens out. (6) Jumps: the
     larger of absolute loss and norm has two levels from the start, `jump` powers of ten apart and almost nothing
-    between them, and jumps up and down 4 times or more, but not in turn: a division by almost 0. Steps at which both
-    are exactly 0 are left out.
+    between them, and jumps up and down `num_jumps` times or more, but not in turn: a division by almost 0. Steps at
+    which both are exactly 0 are left out.
 
     Exceptions to the rules: norms that rise while the loss falls are the end of a plateau and do not count. A
     curriculum that gets harder raises both, but by less. A loss that is a value of a game (GAN, policy gradient) may
@@ -80,6 +80,23 @@ class ExplodingGradient:
             with a penalty or with spectral norms grows tenfold out of its first weights, and then no more.
         jump: Distance of two levels of loss and norm, in powers of ten. 4: tasks of different scale that take turns
             differ by 3, and an epsilon of 1e-6 makes 5 or more.
+        climb_blocks: Least number of blocks of 8 steps, for (1). 5: a shorter run has no past to compare with.
+        critical_rise: Rise over depth, in units of `decades`, that is critical, for (2). 1.5: six powers of ten,
+            near the resolution of float32 (2^-24 = 6e-8).
+        critical_growth: Growth over time, in units of `recurrence`, that is critical, for (4). 2: six powers of ten, as
+            for (2).
+        unbounded_steps: Least number of steps, for (5). 64: earlier, a fall that gets faster may end a plateau.
+        acceleration: Fall of the loss in the second half of the window over the fall in the first half, and growth of
+            the norm between the halves, for (5). 2: a straight line has 1, and a loss that nears a bound has less.
+        weight_growth: Size of the median weight matrix over its first size, for (5). 1.5: a model that leaves a saddle
+            grows from one small layer, and the other layers keep their size.
+        num_jumps: Jumps up, and down, and steps at each level, at least, for (6). 4: single bad batches are spikes.
+        jump_gap_frac: Width of the empty range between the levels, as a fraction of their distance, for (6). 0.5: sizes
+            with a heavy tail fill that range, as the losses of single samples that a model knows or does not know.
+        jump_period_steps: Longest period of two kinds of batches in turn, which are left out, for (6). 4: a divisor
+            that is almost 0 has no period.
+        jump_start_sizes: First sizes, without zeros, that must hold both levels, for (6). 32: batches with almost
+            nothing left to learn come later.
     """
 
     code: ClassVar[str] = "GW102"
@@ -93,6 +110,16 @@ class ExplodingGradient:
     modules: int = 5
     unbounded: float = 100.0
     jump: float = 4.0
+    climb_blocks: int = 5
+    critical_rise: float = 1.5
+    critical_growth: float = 2.0
+    unbounded_steps: int = 64
+    acceleration: float = 2.0
+    weight_growth: float = 1.5
+    num_jumps: int = 4
+    jump_gap_frac: float = 0.5
+    jump_period_steps: int = 4
+    jump_start_sizes: int = 32
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run, or for the modules that climb while others do not."""
@@ -102,16 +129,41 @@ class ExplodingGradient:
         """Yield the observation of each mechanism, in a fixed order."""
         norm_T = history.scalar(NORM)
         # the costly mechanisms run at every second call, but at each call while the run is young
-        is_early, is_due = len(norm_T) < MIN_BLOCKS * BLOCK_STEPS, history.step % (2 * self.every) == 0
-        yield from find_growth_over_time(history, decades=self.recurrence)
+        is_early, is_due = len(norm_T) < self.climb_blocks * BLOCK_STEPS, history.step % (2 * self.every) == 0
+        yield from find_growth_over_time(history, decades=self.recurrence, critical_growth=self.critical_growth)
         if is_due:
-            yield find_unbounded_loss(history, kind=self.kind, growth=self.unbounded)
-        yield find_jumps(history, norm_T, kind=self.kind, decades=self.jump)
+            yield find_unbounded_loss(
+                history,
+                kind=self.kind,
+                growth=self.unbounded,
+                steps=self.unbounded_steps,
+                acceleration=self.acceleration,
+                weight_growth=self.weight_growth,
+            )
+        yield find_jumps(
+            history,
+            norm_T,
+            kind=self.kind,
+            decades=self.jump,
+            num_jumps=self.num_jumps,
+            gap_frac=self.jump_gap_frac,
+            period_steps=self.jump_period_steps,
+            start_sizes=self.jump_start_sizes,
+        )
         if is_early or is_due:
             if history.step >= self.every:
-                yield find_growth_over_depth(history, modules=self.modules, decades=self.decades)
+                yield find_growth_over_depth(
+                    history, modules=self.modules, decades=self.decades, critical_rise=self.critical_rise
+                )
             yield find_backward_gain(history, kind=self.kind, decades=self.gain)
-        yield from find_climb(history, norm_T, kind=self.kind, factor=self.factor, loss_factor=self.loss_factor)
+        yield from find_climb(
+            history,
+            norm_T,
+            kind=self.kind,
+            factor=self.factor,
+            loss_factor=self.loss_factor,
+            blocks=self.climb_blocks,
+        )
 
     @classmethod
     def examples(cls) -> Iterator[Example]:

@@ -28,11 +28,10 @@ NORM = "grad_norm.before_clip"
 BLOCK_STEPS = 8
 """Steps per block median: up to three wild batches do not make a climb."""
 
-MIN_BLOCKS = 5
-"""Minimum number of blocks of history for a climb: a shorter run has no past to compare with."""
 
-
-def find_climb(history: History, norm_T: Floats, *, kind: str, factor: float, loss_factor: float) -> Iterator[Sign]:
+def find_climb(
+    history: History, norm_T: Floats, *, kind: str, factor: float, loss_factor: float, blocks: int
+) -> Iterator[Sign]:
     """Yield a sign for the run, or for each module that climbs while others do not.
 
     Args:
@@ -41,8 +40,9 @@ def find_climb(history: History, norm_T: Floats, *, kind: str, factor: float, lo
         kind: Kind of the resulting findings.
         factor: Climb of the norm over the largest block median of the first half of the window.
         loss_factor: Same factor for the loss, which must also exceed its first steps by it.
+        blocks: Minimum number of blocks, the newest included.
     """
-    if len(norm_T) < MIN_BLOCKS * BLOCK_STEPS:
+    if len(norm_T) < max(blocks, 2) * BLOCK_STEPS:  # a block in the first half
         return
     half = len(norm_T) // 2
     # nan and Inf sort last, so the lower median ignores a few of them

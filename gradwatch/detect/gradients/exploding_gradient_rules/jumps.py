@@ -22,22 +22,18 @@ from gradwatch.history.store import History
 from gradwatch.history.table import WINDOW
 from gradwatch.records import Quantity
 
-MIN_JUMPS = 4
-"""Minimum number of jumps up, and down, and of steps at each level: single bad batches are spikes, which
-`gradient-spike` reports."""
 
-MIN_GAP_FRAC = 0.5
-"""Minimum width of the empty range between the levels, as a fraction of their distance: sizes with a heavy tail, such
-as the losses of single samples that a model knows or does not know, fill that range."""
-
-MAX_PERIOD_STEPS = 4
-"""Longest period of two kinds of batches in turn."""
-
-START_SIZES = 32
-"""Number of first sizes with both levels. Batches with almost nothing left to learn come later."""
-
-
-def find_jumps(history: History, norm_T: Floats, *, kind: str, decades: float) -> Sign | None:
+def find_jumps(
+    history: History,
+    norm_T: Floats,
+    *,
+    kind: str,
+    decades: float,
+    num_jumps: int,
+    gap_frac: float,
+    period_steps: int,
+    start_sizes: int,
+) -> Sign | None:
     """Return a sign if the size of loss and gradient has had two levels since the start of the run.
 
     The size of a step is the larger of absolute loss and gradient norm. A loss that crosses zero is small by chance,
@@ -49,6 +45,10 @@ def find_jumps(history: History, norm_T: Floats, *, kind: str, decades: float) -
         norm_T: Total gradient norms of the newest steps.
         kind: Kind of the resulting finding.
         decades: Minimum distance of the levels, in powers of ten.
+        num_jumps: Minimum number of jumps up, and down, and of steps at each level.
+        gap_frac: Minimum width of the empty range between the levels, as a fraction of their distance.
+        period_steps: Longest period of two kinds of batches in turn.
+        start_sizes: Number of first sizes that must hold both levels.
     """
     if history.step >= WINDOW:  # the window no longer holds the start
         return None
@@ -57,16 +57,17 @@ def find_jumps(history: History, norm_T: Floats, *, kind: str, decades: float) -
     size_T, steps_T = size_T[is_known_T], history.run.steps()[is_known_T]
     sorted_T = np.sort(size_T)
     log_T = np.log10(sorted_T)
-    if len(log_T) < 2 * MIN_JUMPS or log_T[-1] - log_T[0] < decades:  # cheap: most runs vary less
+    if len(log_T) < 2 * num_jumps or log_T[-1] - log_T[0] < decades:  # cheap: most runs vary less
         return None
-    gap_T = np.diff(log_T)[MIN_JUMPS - 1 : 1 - MIN_JUMPS]  # enough sizes below and above
-    border = MIN_JUMPS + int(np.argmax(gap_T))
+    gap_T = np.diff(log_T)[num_jumps - 1 : len(log_T) - num_jumps]  # enough sizes below and above
+    border = num_jumps + int(np.argmax(gap_T))
     distance = float(median(log_T[border:]) - median(log_T[:border]))
     is_high_T = size_T >= sorted_T[border]
     turn_T = np.diff(is_high_T.astype(int))
     jumps = min(np.count_nonzero(turn_T > 0), np.count_nonzero(turn_T < 0))
-    has_gap = distance >= decades and gap_T.max() >= MIN_GAP_FRAC * distance
-    if not has_gap or jumps < MIN_JUMPS or _is_periodic(is_high_T, steps_T) or len(set(is_high_T[:START_SIZES])) == 1:
+    has_gap = distance >= decades and gap_T.max() >= gap_frac * distance
+    starts_late = len(set(is_high_T[:start_sizes].tolist())) == 1
+    if not has_gap or jumps < num_jumps or starts_late or _is_periodic(is_high_T, steps_T, longest=period_steps):
         return None
     high, low = float(median(sorted_T[border:])), float(median(sorted_T[:border]))
     return Sign(
@@ -81,9 +82,9 @@ def find_jumps(history: History, norm_T: Floats, *, kind: str, decades: float) -
     )
 
 
-def _is_periodic(is_high_T: NDArray[np.bool_], steps_T: NDArray[np.int64]) -> bool:
+def _is_periodic(is_high_T: NDArray[np.bool_], steps_T: NDArray[np.int64], *, longest: int) -> bool:
     """Return whether the step alone tells the level, since levels take turns with a fixed period."""
-    for period in range(2, MAX_PERIOD_STEPS + 1):
+    for period in range(2, longest + 1):
         turns = [is_high_T[steps_T % period == phase] for phase in range(period)]
         if all(len(set(turn.tolist())) <= 1 for turn in turns):
             return True

@@ -21,17 +21,15 @@ from gradwatch.detect.gradients.exploding_gradient_rules.climb import BLOCK_STEP
 from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
 
-CRITICAL_RISE = 1.5
-"""Rise, in units of the reported minimum, at which a finding is critical."""
 
-
-def find_growth_over_depth(history: History, *, modules: int, decades: float) -> Sign | None:
+def find_growth_over_depth(history: History, *, modules: int, decades: float, critical_rise: float) -> Sign | None:
     """Return a sign for the module at the input end of a line that rises towards the input.
 
     Args:
         history: History of the run.
         modules: Minimum number of modules with a weight matrix.
         decades: Minimum growth over depth, in powers of ten.
+        critical_rise: Growth, in units of `decades`, that is critical.
     """
     chain = structure_of(history).chain
     # cheap: half the decades at the newest step, because the median over steps may differ
@@ -63,5 +61,5 @@ def find_growth_over_depth(history: History, *, modules: int, decades: float) ->
             Quantity(key=NORM, value=float(history.run.newest(NORM)[0])),
         ),
         layer=layer,
-        severity=Severity.CRITICAL if rise >= CRITICAL_RISE * decades else Severity.WARNING,
+        severity=Severity.CRITICAL if rise >= critical_rise * decades else Severity.WARNING,
     )

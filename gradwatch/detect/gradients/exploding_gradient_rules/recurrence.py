@@ -13,12 +13,15 @@ from gradwatch.events import RECURRENCE
 from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
 
-CRITICAL_GROWTH = 2.0
-"""Growth, in units of the reported minimum, at which a finding is critical."""
 
+def find_growth_over_time(history: History, *, decades: float, critical_growth: float) -> Iterator[Sign]:
+    """Yield a sign for each parameter if the gradient grows over its uses by at least `decades`.
 
-def find_growth_over_time(history: History, *, decades: float) -> Iterator[Sign]:
-    """Yield a sign for each parameter if the gradient grows over its uses by at least `decades`."""
+    Args:
+        history: History of the run.
+        decades: Minimum growth from the last use to the first, in powers of ten.
+        critical_growth: Growth, in units of `decades`, that is critical.
+    """
     for event in events_of(history, RECURRENCE):
         growth, uses = event.values["growth"], event.values["uses"]
         if growth < decades:
@@ -40,5 +43,5 @@ def find_growth_over_time(history: History, *, decades: float) -> Iterator[Sign]
                 ),
             ),
             layer=event.layer,
-            severity=Severity.CRITICAL if growth >= CRITICAL_GROWTH * decades else Severity.WARNING,
+            severity=Severity.CRITICAL if growth >= critical_growth * decades else Severity.WARNING,
         )

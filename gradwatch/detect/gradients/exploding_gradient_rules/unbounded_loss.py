@@ -27,40 +27,35 @@ from gradwatch.records import Quantity, Severity
 FIRST_STEPS = 8
 """Number of first steps that give the initial size of the loss and the gradient."""
 
-MIN_STEPS = 64
-"""Steps below which an accelerating fall may be the end of a plateau."""
 
-MIN_ACCELERATION = 2.0
-"""Fall in the second half of the window, over the fall in the first half, that counts as acceleration. A straight line
-has 1, and a loss that approaches a bound has less. The gradient must grow by as much between the halves."""
-
-MIN_WEIGHT_GROWTH = 1.5
-"""Size of the median weight matrix, over its first size, that shows growing weights. A model that leaves a saddle grows
-from one small layer, and the other layers keep their size."""
-
-
-def find_unbounded_loss(history: History, *, kind: str, growth: float) -> Sign | None:
+def find_unbounded_loss(
+    history: History, *, kind: str, growth: float, steps: int, acceleration: float, weight_growth: float
+) -> Sign | None:
     """Return a sign if the loss falls ever faster below zero, far out of proportion to the first steps.
 
     Args:
         history: History of the run.
         kind: Kind of the resulting finding.
         growth: Minimum size of the loss, and of the gradient norm, in units of the first ones.
+        steps: Minimum number of steps.
+        acceleration: Minimum fall of the loss in the second half of the window over the fall in the first half, and
+            growth of the gradient norm between the halves.
+        weight_growth: Minimum size of the median weight matrix over its first size.
     """
     # cheap: a loss above zero ends the check, and an adversary may lower the loss
     if not history.run.newest("loss")[0] < 0 or any(events_of(history, ADVERSARY)):
         return None
     loss_T, norm_T = history.scalar("loss", WINDOW), history.scalar(NORM, WINDOW)
-    if len(loss_T) < MIN_STEPS:
+    if len(loss_T) < max(steps, 4):  # a step in each quarter
         return None
     first_loss, first_norm = (float(median(np.abs(first_steps(history, name, FIRST_STEPS)))) for name in ("loss", NORM))
     loss_B, norm_B = (block_medians(values_T, len(values_T) // 4)[-4:] for values_T in (loss_T, norm_T))
     loss, norm = float(loss_B[-1]), float(norm_B[-1])
     if not (-loss >= growth * first_loss > 0 and norm >= growth * first_norm > 0):
         return None
-    is_faster = loss_B[1] - loss >= MIN_ACCELERATION * (loss_B[0] - loss_B[1]) > 0 and (np.diff(loss_B) < 0).all()
+    is_faster = loss_B[1] - loss >= acceleration * (loss_B[0] - loss_B[1]) > 0 and (np.diff(loss_B) < 0).all()
     weights = _growth(history)
-    if not is_faster or norm < MIN_ACCELERATION * norm_B[1] or not weights >= MIN_WEIGHT_GROWTH:
+    if not is_faster or norm < acceleration * norm_B[1] or not weights >= weight_growth:
         return None
     return Sign(
         "the loss falls below zero faster and faster, and the gradient norm has grown "
