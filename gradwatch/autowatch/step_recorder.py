@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from gradwatch.probe.inert_hook import inert_hook, remove_hooks
+from gradwatch.probe.inert_hook import add_input_hook, remove_hooks
 
 if TYPE_CHECKING:
     from gradwatch.monitor import Monitor
@@ -38,10 +38,7 @@ class StepRecorder:
         self.num_steps = 0
         self._inputs: list[Any] = []
         self._batch: list[Any] = []
-        hook = inert_hook(self._keep_inputs)
-        self._handles: list[RemovableHandle] = [
-            module.register_forward_pre_hook(hook, with_kwargs=True) for module in called
-        ]
+        self._handles: list[RemovableHandle] = [add_input_hook(module, self._keep_inputs) for module in called]
 
     @property
     def monitor(self) -> Monitor | None:

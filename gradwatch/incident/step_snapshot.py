@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from gradwatch.errors import CheckpointError
 from gradwatch.events import INCIDENT, NOT_RECORDED
 from gradwatch.incident.recorder import Snapshotter, warrants_incident
-from gradwatch.probe.inert_hook import inert_hook, takes_hooks, untraced
+from gradwatch.probe.inert_hook import add_input_hook, takes_hooks, untraced
 from gradwatch.records import Event, Finding
 from gradwatch.state import codec
 from gradwatch.state.rng import random_state
@@ -78,9 +78,9 @@ class StepSnapshotter:
 
     def attach(self) -> list[RemovableHandle]:
         """Register the hooks on the models, and return their handles."""
-        hook = inert_hook(untraced(self._before_forward), is_compiled=True)
+        hook = untraced(self._before_forward)
         models = [model for model in self._models.values() if takes_hooks(model)]
-        return [model.register_forward_pre_hook(hook, with_kwargs=True) for model in models]
+        return [add_input_hook(model, hook, is_compiled=True) for model in models]
 
     def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._random is not None or not (module.training and torch.is_grad_enabled()):

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, final
 
 import torch
@@ -79,6 +79,22 @@ class InertHook:
 def inert_hook(callback: Callable[..., Any], *, is_compiled: bool = False) -> InertHook:
     """Return a hook that calls a function where tensors have values; copies of the hook do nothing."""
     return InertHook(callback, is_compiled=is_compiled)
+
+
+def add_input_hook(module: nn.Module, callback: Callable[..., Any], *, is_compiled: bool = False) -> RemovableHandle:
+    """Call a function before each forward pass, with the module, its arguments and its keyword arguments.
+
+    Args:
+        module: A module that takes hooks.
+        callback: Called as an inert hook.
+        is_compiled: Whether `torch.compile` traces the hook.
+    """
+
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Any:
+        # torch leaves the keyword arguments out if another hook has removed this one during the same call
+        return None if kwargs is None else callback(module, args, kwargs)
+
+    return module.register_forward_pre_hook(inert_hook(hook, is_compiled=is_compiled), with_kwargs=True)
 
 
 class Removable(Protocol):

@@ -121,6 +121,17 @@ def test_an_optimizer_of_a_tensor_beside_a_watched_model_is_named_as_left_out(un
     assert not any("I do not understand" in line for line in said)
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_model_may_be_trained_again_with_another_optimizer(unedited, tmp_path, capsys):
+    """The hooks of the first training leave the model during the first pass of the second one."""
+    with unedited(run=str(tmp_path / "run")):
+        model = make()
+        for _ in range(2):
+            train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    assert capsys.readouterr().err.count("watching") == 2
+
+
 def test_a_script_that_watches_itself_is_left_alone(unedited, monitors, tmp_path, capsys):
     with unedited(run=str(tmp_path / "run")) as script:
         model = make()

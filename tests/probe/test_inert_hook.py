@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gradwatch.errors import GradwatchError
-from gradwatch.probe.inert_hook import inert_hook
+from gradwatch.probe.inert_hook import add_input_hook, inert_hook
 
 
 @pytest.mark.parametrize(
@@ -82,3 +82,17 @@ def test_an_error_that_the_user_can_fix_is_raised():
     model.register_forward_pre_hook(inert_hook(read))
     with pytest.raises(GradwatchError, match="the disk is full"):
         model(torch.ones(2))
+
+
+def test_an_input_hook_that_another_hook_removes_during_a_call_is_silent():
+    """Torch still calls it, without the keyword arguments."""
+    model, seen, handles = nn.Linear(2, 1), [], []
+    model.register_forward_pre_hook(lambda *_: handles[0].remove() if len(seen) == 1 else None)
+    handles.append(add_input_hook(model, lambda _, args, kwargs: seen.append((len(args), kwargs))))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            model(torch.ones(1, 2))
+
+    assert seen == [(1, {})]

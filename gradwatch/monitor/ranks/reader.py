@@ -21,7 +21,7 @@ from gradwatch.monitor.ranks.samples import SampleReader
 from gradwatch.pipeline.ranks.states import is_due
 from gradwatch.probe.device.dtensor import is_distributed
 from gradwatch.probe.device.sync import to_float, to_host
-from gradwatch.probe.inert_hook import Removable, inert_hook, remove_hooks, takes_hooks
+from gradwatch.probe.inert_hook import Removable, add_input_hook, inert_hook, remove_hooks, takes_hooks
 from gradwatch.records import Event
 
 MAX_TENSORS = 8
@@ -74,7 +74,7 @@ class RankReader:
         hooks: list[Removable] = [self, self._epochs, self._optimizer.register_step_pre_hook(inert_hook(self._end))]
         hooks += self._weight_changes.attach(self._step)
         if takes_hooks(self._model):
-            hooks.append(self._model.register_forward_pre_hook(inert_hook(self._begin_forward), with_kwargs=True))
+            hooks.append(add_input_hook(self._model, self._begin_forward))
             hooks.append(self._model.register_forward_hook(inert_hook(self._end_forward)))
         return hooks
 

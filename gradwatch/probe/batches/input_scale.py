@@ -15,7 +15,7 @@ from gradwatch.events import BATCH_ALIKE, INPUTS_ALIKE, INPUTS_DIFFER, Observati
 from gradwatch.probe.batches.batch_hash import tensors
 from gradwatch.probe.batches.repeated_samples import INSPECTED_STEPS, MAX_COORDINATES, RepeatedSamples
 from gradwatch.probe.device.sync import to_float
-from gradwatch.probe.inert_hook import inert_hook, remove_hooks, takes_hooks
+from gradwatch.probe.inert_hook import add_input_hook, remove_hooks, takes_hooks
 from gradwatch.probe.parameters import Models, is_compiled, named_modules
 from gradwatch.records import Event
 
@@ -168,9 +168,7 @@ class ModelInputs:
             self._handles = [self._hook(name, part) for name, part in self._parts.items() if takes_hooks(part)]
 
     def _hook(self, name: str, module: nn.Module) -> RemovableHandle:
-        return module.register_forward_pre_hook(
-            inert_hook(partial(self._before_forward, name), is_compiled=True), with_kwargs=True
-        )
+        return add_input_hook(module, partial(self._before_forward, name), is_compiled=True)
 
 
 def _is_inside(name: str, outer: str) -> bool:
