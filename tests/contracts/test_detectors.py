@@ -1,14 +1,17 @@
 """What holds for every detector alike: its examples, its manual page, and what it may not depend on."""
 
+import ast
 import dataclasses
 import inspect
 import itertools
 import re
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from gradwatch import detect
 from gradwatch.detect import Detector, detectors
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
@@ -26,6 +29,18 @@ SECTIONS = (
 )
 MAX_USER_LINES = 12
 """Lines of a manual page for people who have the problem, before the algorithm."""
+
+BOUND = re.compile(r"(MIN|MAX|CRITICAL)_\w+|\w+_(FRAC|RATIO|FACTOR|DECADES|GROWTH)")
+"""Name of a constant that a measured quantity is compared with."""
+
+NO_BOUNDS = {
+    "CANCELLED_RATIO": "the rounding error of a float32 sum",
+    "LATE_FACTOR": "how often detectors run",
+    "MAX_SAMPLED_STEPS": "the length of a window",
+    "MIN_TREND_STEPS": "a line fits two steps exactly",
+    "MIN_WAIT_STEPS": "the sum of two lengths of windows",
+}
+"""Constants with the name of a bound, and the facts that they are."""
 
 each = pytest.mark.parametrize("detector", ALL, ids=lambda d: d.kind)
 
@@ -110,6 +125,33 @@ def test_every_threshold_is_explained_with_its_default_and_a_reason(detector):
         assert f" {number}: " in " ".join(texts[field.name].split()), (
             f"{detector.kind}.{field.name}: '{number}: reason'"
         )
+
+
+@each
+def test_every_setting_is_read(detector):
+    source = inspect.getsource(type(detector))
+    unread = {field.name for field in dataclasses.fields(detector) if not re.search(rf"self\.{field.name}\b", source)}
+
+    assert unread <= {"every", "patience"}, "the pipeline reads these two; no other setting may be without effect"
+
+
+def test_a_bound_is_a_setting_of_its_detector():
+    folder = Path(detect.__file__).parent
+    constants = [
+        (str(path.relative_to(folder)), target.id)
+        for path in sorted(folder.rglob("*.py"))
+        if "features" not in path.parts  # several detectors share these
+        for statement in ast.parse(path.read_text()).body
+        if isinstance(statement, ast.Assign | ast.AnnAssign)
+        for target in (statement.targets if isinstance(statement, ast.Assign) else [statement.target])
+        if isinstance(target, ast.Name)
+    ]
+    bounds = [(path, name) for path, name in constants if BOUND.fullmatch(name.lstrip("_"))]
+
+    assert [(path, name) for path, name in bounds if name not in NO_BOUNDS] == [], (
+        "make it a field of the detector, so that a config can change it"
+    )
+    assert NO_BOUNDS.keys() <= {name for _, name in bounds}, "exceptions that are no longer needed"
 
 
 def test_codes_and_kinds_are_unique():
