@@ -83,6 +83,8 @@ class ExplodingGradient:
         climb_blocks: Least number of blocks of 8 steps, for (1). 5: a shorter run has no past to compare with.
         critical_rise: Rise over depth, in units of `decades`, that is critical, for (2). 1.5: six powers of ten,
             near the resolution of float32 (2^-24 = 6e-8).
+        cancelled: Gradient of the output's bias over the gradient of its weight, below which it is rounding error, for
+            (3). 1e-5: with a distance between two outputs as the loss, a shift of both cancels out.
         critical_growth: Growth over time, in units of `recurrence`, that is critical, for (4). 2: six powers of ten, as
             for (2).
         unbounded_steps: Least number of steps, for (5). 64: earlier, a fall that gets faster may end a plateau.
@@ -112,6 +114,7 @@ class ExplodingGradient:
     jump: float = 4.0
     climb_blocks: int = 5
     critical_rise: float = 1.5
+    cancelled: float = 1e-5
     critical_growth: float = 2.0
     unbounded_steps: int = 64
     acceleration: float = 2.0
@@ -155,7 +158,7 @@ class ExplodingGradient:
                 yield find_growth_over_depth(
                     history, modules=self.modules, decades=self.decades, critical_rise=self.critical_rise
                 )
-            yield find_backward_gain(history, kind=self.kind, decades=self.gain)
+            yield find_backward_gain(history, kind=self.kind, decades=self.gain, cancelled=self.cancelled)
         yield from find_climb(
             history,
             norm_T,

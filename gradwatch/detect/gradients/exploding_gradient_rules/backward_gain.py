@@ -24,18 +24,15 @@ from gradwatch.events import DERIVATIVE
 from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
 
-CANCELLED_RATIO = 1e-5
-"""Gradient of the output bias over the gradient of its weight, below which it is rounding error: the loss is a distance
-between two outputs, or a softmax over the batch, and does not change when all outputs shift."""
 
-
-def find_backward_gain(history: History, *, kind: str, decades: float) -> Sign | None:
+def find_backward_gain(history: History, *, kind: str, decades: float, cancelled: float) -> Sign | None:
     """Return a sign if the backward pass amplifies the gradient that the loss sends in.
 
     Args:
         history: History of the run.
         kind: Kind of the resulting finding; an earlier finding of this kind suffices.
         decades: Minimum gain at each of the newest steps, in powers of ten.
+        cancelled: Gradient of the output bias, over the gradient of its weight, below which it is rounding error.
     """
     structure = structure_of(history)
     optimized_O, output_bias = structure.matrices.optimized_O, structure.chain.output_bias
@@ -52,7 +49,7 @@ def find_backward_gain(history: History, *, kind: str, decades: float) -> Sign |
         return None
     # at the first step as well: later, collapsed outputs leave the weight with no more than rounding either
     starts = (l2_L, first_steps(history, "grad.l2", 1)[0])
-    if any(l2[output_bias] < CANCELLED_RATIO * l2[optimized_O[-1]] for l2 in starts):
+    if any(l2[output_bias] < cancelled * l2[optimized_O[-1]] for l2 in starts):
         return None
     l2_TL = history.param.window("grad.l2", BLOCK_STEPS)
     gain_T = log10(median(l2_TL[:, optimized_O].T)) - log10(l2_TL[:, output_bias])
