@@ -58,7 +58,7 @@ def newest_loss(history: History, steps: int = BASELINE_STEPS) -> float:
     return float(median(history.scalar("loss", steps)))
 
 
-def is_learned(history: History, *, left: float = 0.02) -> bool:
+def is_learned(history: History, *, left: float) -> bool:
     """Return whether less than `left` of the first loss remains, so that odd gradients do no harm."""
     # a negative loss has no zero to be near
     return 0 <= newest_loss(history) < left * first_loss(history)

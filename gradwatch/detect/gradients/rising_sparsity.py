@@ -70,6 +70,8 @@ class RisingSparsity:
             blocks before and after a jump are that close to the ends.
         shared_zeros: Zeros of a layer's weights, in units of the zeros of its bias, at which the bias counts. 0.9: the
             weights of a silent unit have no gradient either.
+        left: Loss, in units of the median of the first 16 steps, below which dead units do no harm (info). 0.02: little
+            is left to learn.
     """
 
     code: ClassVar[str] = "GW104"
@@ -84,6 +86,7 @@ class RisingSparsity:
     recent_rise: float = 0.03
     creep_margin: float = 0.2
     shared_zeros: float = 0.9
+    left: float = 0.02
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each module with a sparser gradient, and for each ReLU with units that fall silent."""
@@ -97,6 +100,7 @@ class RisingSparsity:
             most=self.most,
             recent_rise=self.recent_rise,
             creep_margin=self.creep_margin,
+            left=self.left,
         )
         zeros = find_sparser_gradients(history, bounds, kind=self.kind, shared_zeros=self.shared_zeros)
         yield from findings_of(self, history, zeros)

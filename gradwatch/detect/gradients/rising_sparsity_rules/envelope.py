@@ -31,6 +31,7 @@ class CreepBounds:
     most: float
     recent_rise: float
     creep_margin: float
+    left: float
 
     def is_high(self, low_L: Floats, first_L: Floats) -> NDArray[np.bool_]:
         """Return where an envelope is far above its start."""

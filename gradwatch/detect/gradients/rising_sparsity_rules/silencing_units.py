@@ -18,7 +18,7 @@ from gradwatch.detect.gradients.rising_sparsity_rules.envelope import BLOCK_STEP
 from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
 
-MAX_SAMPLED_STEPS = 64
+WINDOW_SAMPLES = 64
 """Number of sampled steps to read: 640 steps, if every tenth is sampled."""
 
 
@@ -26,12 +26,12 @@ def find_silencing_units(history: History, bounds: CreepBounds, *, kind: str, bl
     """Yield a sign for each ReLU with units that fall silent, unless a gradient has shown it before."""
     if not history.info.activations or any(f.kind == kind for f in history.findings):
         return
-    steps_T = history.act.steps(MAX_SAMPLED_STEPS)
+    steps_T = history.act.steps(WINDOW_SAMPLES)
     if len(steps_T) < blocks or not np.fmax.reduce(history.act.newest("act.dead_frac")) >= bounds.level:
         return
     block_T = steps_T // BLOCK_STEPS
     ends_T = np.flatnonzero(block_T[1:] > block_T[:-1])  # the last sample of each block
-    dead_TA = history.act.window("act.dead_frac", MAX_SAMPLED_STEPS)
+    dead_TA = history.act.window("act.dead_frac", WINDOW_SAMPLES)
     low_BA = np.minimum.reduceat(dead_TA, np.concatenate([[0], ends_T + 1]), axis=0)[:-1]  # the newest is not whole
     if len(low_BA) < blocks:
         return
@@ -42,10 +42,10 @@ def find_silencing_units(history: History, bounds: CreepBounds, *, kind: str, bl
         ill_A = bounds.is_high(low_BA[-1], first_A) & bounds.is_rising(low_BA) & bounds.is_creeping(low_BA, first_A)
     for a in np.flatnonzero(ill_A).tolist():
         if history.info.activations[a].module_type in DEAD_SIDE_ACTIVATIONS:
-            yield _sign(history, a, before=float(first_A[a]), now=float(low_BA[-1, a]))
+            yield _sign(history, bounds, a, before=float(first_A[a]), now=float(low_BA[-1, a]))
 
 
-def _sign(history: History, activation: int, *, before: float, now: float) -> Sign:
+def _sign(history: History, bounds: CreepBounds, activation: int, *, before: float, now: float) -> Sign:
     layer = history.info.activations[activation].name
     silent = silent_units(history, activation)
     dead = f"{100 * now:.0f} % are zero for every sample"
@@ -62,13 +62,13 @@ def _sign(history: History, activation: int, *, before: float, now: float) -> Si
         ),
         since=at_once,
         layer=layer,
-        severity=Severity.INFO if is_learned(history) else None,
+        severity=Severity.INFO if is_learned(history, left=bounds.left) else None,
     )
 
 
 def _step_of_fall(history: History, activation: int, *, rise: float) -> int | None:
     """Return the sampled step that brought most of the rise of the dead fraction, or None if it was gradual."""
-    dead_T = history.act.window("act.dead_frac", MAX_SAMPLED_STEPS)[:, activation]
+    dead_T = history.act.window("act.dead_frac", WINDOW_SAMPLES)[:, activation]
     rises_T = np.nan_to_num(np.diff(dead_T))
     largest = int(rises_T.argmax())
-    return int(history.act.steps(MAX_SAMPLED_STEPS)[largest + 1]) if rises_T[largest] > rise / 2 else None
+    return int(history.act.steps(WINDOW_SAMPLES)[largest + 1]) if rises_T[largest] > rise / 2 else None

@@ -59,10 +59,10 @@ def find_sparser_gradients(history: History, bounds: CreepBounds, *, kind: str, 
     ill_L[maybe] = bounds.is_rising(low_BL) & bounds.is_creeping(low_BL, first_L)
     for layer, group in affected_modules(history, ill_L, kind=kind):
         mine = np.isin(maybe, group)
-        yield _sign(history, layer, low_BL[:, mine], rise=float((low_BL[-1] - first_L)[mine].max()))
+        yield _sign(history, bounds, layer, low_BL[:, mine], rise=float((low_BL[-1] - first_L)[mine].max()))
 
 
-def _sign(history: History, layer: str | None, low_BL: Floats, *, rise: float) -> Sign:
+def _sign(history: History, bounds: CreepBounds, layer: str | None, low_BL: Floats, *, rise: float) -> Sign:
     low_B = low_BL.mean(axis=1)
     percent = 100 * low_B[-1]
     silent = most_silent(history)
@@ -80,7 +80,7 @@ def _sign(history: History, layer: str | None, low_BL: Floats, *, rise: float) -
             *((silent.quantity(),) if silent else ()),
         ),
         layer=layer,
-        severity=Severity.INFO if is_learned(history) else None,
+        severity=Severity.INFO if is_learned(history, left=bounds.left) else None,
     )
 
 
