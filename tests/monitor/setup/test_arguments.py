@@ -2,6 +2,7 @@
 
 import random
 import re
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -9,11 +10,13 @@ import torch
 from torch import nn
 
 import gradwatch
+from gradwatch.detect.gradients.dead_layer import DeadLayer
 from gradwatch.errors import GradwatchError
 
 MODEL = nn.Sequential(nn.Linear(4, 4))
 SGD = torch.optim.SGD(MODEL.parameters(), lr=0.1)
 STEP_LR = torch.optim.lr_scheduler.StepLR(SGD, 10)
+DEAD_LAYER = ", ".join(("enabled", *(field.name for field in fields(DeadLayer))))
 OPTIMIZER = "expected a torch.optim.Optimizer, or a list of them"
 
 MISTAKES = [
@@ -44,13 +47,11 @@ MISTAKES = [
     ),
     (
         {"detect": {"dead-layer": {"step": 3}}},
-        "detect.dead-layer.step: unknown setting of dead-layer, expected one of enabled, every, steps, gone, unused, "
-        "tokens, decades; did you mean 'steps'?",
+        f"detect.dead-layer.step: unknown setting of dead-layer, expected one of {DEAD_LAYER}; did you mean 'steps'?",
     ),
     (
         {"detect": {"dead-layer": {"decades": np.ones(2), 4: 5}, "GW102": {"every": 0}}},
-        "detect.dead-layer.4: unknown setting of dead-layer, expected one of enabled, every, steps, gone, unused, "
-        "tokens, decades\n"
+        f"detect.dead-layer.4: unknown setting of dead-layer, expected one of {DEAD_LAYER}\n"
         "detect.dead-layer.decades: got an object of type ndarray, expected a number\n"
         "detect.GW102.every: got 0, expected a whole number of at least 1",
     ),
