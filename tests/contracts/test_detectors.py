@@ -34,9 +34,7 @@ BOUND = re.compile(r"(MIN|MAX|CRITICAL)_\w+|\w+_(FRAC|RATIO|FACTOR|DECADES|GROWT
 """Name of a constant that a measured quantity is compared with."""
 
 NO_BOUNDS = {
-    "CANCELLED_RATIO": "the rounding error of a float32 sum",
     "LATE_FACTOR": "how often detectors run",
-    "MAX_SAMPLED_STEPS": "the length of a window",
     "MIN_TREND_STEPS": "a line fits two steps exactly",
     "MIN_WAIT_STEPS": "the sum of two lengths of windows",
 }
