@@ -11,11 +11,8 @@ from gradwatch.detect.features.robust_stats import Floats
 JUMP_WINDOW_STEPS = 64
 """Steps after a jump of the learning rate for which the jump explains a symptom."""
 
-MIN_JUMP_FACTOR = 3.0
-"""Factor above the largest earlier rate that counts as a jump: milestones fall, and warm-ups rise in small steps."""
 
-
-def last_jump(rate_T: Floats, factor: float = MIN_JUMP_FACTOR) -> int | None:
+def last_jump(rate_T: Floats, factor: float) -> int | None:
     """Return the last row at which a rate rose by a factor above all earlier rows, or None if it never did.
 
     Args:

@@ -56,7 +56,7 @@ class ExplodingGradient:
 
     Exceptions to the rules: norms that rise while the loss falls are the end of a plateau and do not count. A
     curriculum that gets harder raises both, but by less. A loss that is a value of a game (GAN, policy gradient) may
-    rise for good reasons.
+    rise for good reasons. A climb after the learning rate has jumped by `rate_jump` is info.
 
     Source: Pascanu et al. 2013, https://arxiv.org/abs/1211.5063, sec. 2 and 3; He et al. 2015,
     https://arxiv.org/abs/1502.01852, sec. 2.2; Arjovsky et al. 2017, https://arxiv.org/abs/1701.07875, sec. 3, on
@@ -81,6 +81,8 @@ class ExplodingGradient:
         jump: Distance of two levels of loss and norm, in powers of ten. 4: tasks of different scale that take turns
             differ by 3, and an epsilon of 1e-6 makes 5 or more.
         climb_blocks: Least number of blocks of 8 steps, for (1). 5: a shorter run has no past to compare with.
+        rate_jump: Rise of the learning rate above its earlier values, as a factor, that explains a climb, for (1). 3:
+            milestones fall, and warm-ups rise in small steps.
         critical_rise: Rise over depth, in units of `decades`, that is critical, for (2). 1.5: six powers of ten,
             near the resolution of float32 (2^-24 = 6e-8).
         cancelled: Gradient of the output's bias over the gradient of its weight, below which it is rounding error, for
@@ -113,6 +115,7 @@ class ExplodingGradient:
     unbounded: float = 100.0
     jump: float = 4.0
     climb_blocks: int = 5
+    rate_jump: float = 3.0
     critical_rise: float = 1.5
     cancelled: float = 1e-5
     critical_growth: float = 2.0
@@ -166,6 +169,7 @@ class ExplodingGradient:
             factor=self.factor,
             loss_factor=self.loss_factor,
             blocks=self.climb_blocks,
+            rate_jump=self.rate_jump,
         )
 
     @classmethod

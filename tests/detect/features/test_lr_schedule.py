@@ -19,4 +19,4 @@ from gradwatch.detect.features.lr_schedule import last_jump
     ids=["a jump", "the last of two", "a warm-up", "a restart", "a start from zero", "a single step"],
 )
 def test_the_last_rise_beyond_all_before_is_found(rates, row):
-    assert last_jump(np.array(rates)) == row
+    assert last_jump(np.array(rates), 3.0) == row

@@ -30,7 +30,14 @@ BLOCK_STEPS = 8
 
 
 def find_climb(
-    history: History, norm_T: Floats, *, kind: str, factor: float, loss_factor: float, blocks: int
+    history: History,
+    norm_T: Floats,
+    *,
+    kind: str,
+    factor: float,
+    loss_factor: float,
+    blocks: int,
+    rate_jump: float,
 ) -> Iterator[Sign]:
     """Yield a sign for the run, or for each module that climbs while others do not.
 
@@ -41,6 +48,7 @@ def find_climb(
         factor: Climb of the norm over the largest block median of the first half of the window.
         loss_factor: Same factor for the loss, which must also exceed its first steps by it.
         blocks: Minimum number of blocks, the newest included.
+        rate_jump: Rise of the learning rate above its earlier values, as a factor, that explains a climb.
     """
     if len(norm_T) < max(blocks, 2) * BLOCK_STEPS:  # a block in the first half
         return
@@ -57,7 +65,7 @@ def find_climb(
         ill_L = median(l2_TL[-BLOCK_STEPS:]) >= factor * median(l2_TL[:half])
     # if most tensors climb, the run climbs
     is_whole = 2 * np.count_nonzero(ill_L) >= structure_of(history).num_trainable
-    severity = Severity.INFO if _is_known(history, kind) else Severity.CRITICAL
+    severity = Severity.INFO if _is_known(history, kind, rate_jump=rate_jump) else Severity.CRITICAL
     for layer, _ in [(None, [])] if is_whole else affected_modules(history, ill_L, kind=kind):
         whose = f" of {layer}" if layer else ""
         yield Sign(
@@ -84,8 +92,8 @@ def _is_loss_rising(history: History, half: int, *, loss_factor: float) -> bool:
     return newest > loss_factor * max(high, first)
 
 
-def _is_known(history: History, kind: str) -> bool:
+def _is_known(history: History, kind: str, *, rate_jump: float) -> bool:
     """Return whether the climb is only for information: reported as such before, or explained."""
     was_for_information = any(f.kind == kind and f.severity == Severity.INFO for f in history.findings)
-    has_jumped = last_jump(history.scalar("lr.0", JUMP_WINDOW_STEPS)) is not None
+    has_jumped = last_jump(history.scalar("lr.0", JUMP_WINDOW_STEPS), rate_jump) is not None
     return was_for_information or has_jumped or is_consequence(history, kind)
