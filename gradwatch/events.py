@@ -122,6 +122,12 @@ MIXED_AXES = EventKind(
     values={"classes": "classes"},
     text="the softmax runs over {classes:.0f} values that are not the {outputs} outputs of one position",
 )
+SEQUENCE_AXIS = EventKind(
+    name="graph-sequence-axis",
+    meaning="A recurrent layer or an attention takes the samples of a batch for the steps of a sequence.",
+    values={"rows": "rows of the loss", "samples": "sequences that the layer sees"},
+    text="it takes the {rows:.0f} samples of a batch for the steps of a sequence, and mixes them",
+)
 CUT = EventKind(
     name="graph-cut",
     meaning="The loss does not reach consecutive parameters of the model.",

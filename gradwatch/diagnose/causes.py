@@ -64,6 +64,7 @@ class CauseId(enum.StrEnum):
     CONSTANT_BATCH = "constant-batch"
     MEMORIZATION = "memorization"
     BROADCAST_TARGETS = "broadcast-targets"
+    SEQUENCE_ALONG_BATCH = "sequence-along-batch"
     SOFTMAX_DIMENSION = "softmax-dimension"
     PROBABILITIES_AS_SCORES = "probabilities-as-scores"
     WRONG_MODE = "wrong-mode"
@@ -865,6 +866,20 @@ CAUSES: tuple[Cause, ...] = (
         confirm="Print the shapes of prediction and target: they must be equal.",
         remedies=("check_shapes",),
         source="PyTorch, broadcasting semantics, https://pytorch.org/docs/stable/notes/broadcasting.html",
+    ),
+    Cause(
+        id=CauseId.SEQUENCE_ALONG_BATCH,
+        name="layer of sequences runs along the batch",
+        leads={"loss-plateau": 20},
+        explains={"overfitting": 1.5},
+        requires=frozenset({Condition.SEQUENCE_AXIS}),
+        because=(
+            "Without `batch_first=True`, layers of sequences expect the steps in the first dimension. This one mixes "
+            "the samples of a batch, and sees nothing of the order of a sequence."
+        ),
+        confirm="Change one sample of a batch: the outputs of the other samples must stay the same.",
+        remedies=("batch_first",),
+        source="PyTorch, torch.nn.LSTM, https://pytorch.org/docs/stable/generated/torch.nn.LSTM.html",
     ),
     Cause(
         id=CauseId.SOFTMAX_DIMENSION,

@@ -172,6 +172,9 @@ class Condition(enum.Enum):
     BROADCAST = enum.auto()
     """The autograd graph shows targets that broadcast against predictions."""
 
+    SEQUENCE_AXIS = enum.auto()
+    """The autograd graph shows a layer that takes the samples of a batch for the steps of a sequence."""
+
     SINGULAR_FORMULA = enum.auto()
     """The autograd graph contains a formula near its singular point."""
 

@@ -27,6 +27,7 @@ from gradwatch.events import (
     HEADS,
     LOG_OF_SOFTMAX,
     RANK_LOSS_NONFINITE,
+    SEQUENCE_AXIS,
     SINGULAR,
     SOFTMAX_OVER_BATCH,
     UNREGISTERED,
@@ -195,6 +196,7 @@ def _of_events(history: History, leading: Finding) -> dict[Condition, bool]:
     kinds = {event.kind for event in history.events if event.step <= leading.step}
     return {
         Condition.BROADCAST: BROADCAST.name in kinds,
+        Condition.SEQUENCE_AXIS: SEQUENCE_AXIS.name in kinds,
         Condition.SINGULAR_FORMULA: bool(kinds & {SINGULAR.name, LOG_OF_SOFTMAX.name}),
         Condition.CONSTANT_OUTPUT: CONSTANT_SOFTMAX.name in kinds,
         Condition.SOFTMAX_OVER_BATCH: SOFTMAX_OVER_BATCH.name in kinds,

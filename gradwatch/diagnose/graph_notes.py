@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gradwatch.events import BROADCAST, CONSTANT_SOFTMAX, CUT, LOG_OF_SOFTMAX, SINGULAR
+from gradwatch.events import BROADCAST, CONSTANT_SOFTMAX, CUT, LOG_OF_SOFTMAX, SEQUENCE_AXIS, SINGULAR
 from gradwatch.history.store import History
 from gradwatch.records import Finding, LayerInfo
 
 KINDS = {
     "non-finite": (SINGULAR, LOG_OF_SOFTMAX),
     "no-gradient": (CONSTANT_SOFTMAX, CUT),
-    "loss-plateau": (BROADCAST,),
+    "loss-plateau": (BROADCAST, SEQUENCE_AXIS),
 }
 """Events that add to a kind of finding, the most informative kind first."""
 

@@ -335,6 +335,7 @@ KNOWN: dict[str, Build] = {
         "make predictions and targets equal in shape, and check that labels match their inputs",
         "assert predictions.shape == targets.shape",
     ),
+    "batch_first": _either("pass batch_first=True to {where}, or give it inputs of shape (steps, samples, features)"),
     "keep_rate": _either(
         "choose the rate in a local variable of forward, and leave the attribute alone",
         "p = self.p if self.training else 0.0",

@@ -260,6 +260,18 @@ def unrelated(step, fixed):
     return x, y if fixed else y[torch.randperm(len(y))]
 
 
+class LastStep(nn.Module):
+    """Classify sequences by the last state of a recurrence."""
+
+    def __init__(self, *, batch_first):
+        super().__init__()
+        self.recurrence, self.last = nn.GRU(8, 32, batch_first=batch_first), nn.Linear(32, 4)
+
+    def forward(self, inputs):
+        states, _ = self.recurrence(inputs)
+        return self.last(states[:, -1])
+
+
 class Operation(nn.Module):
     """A network whose output has an operation added; the code of a remedy takes the place of the operation."""
 
@@ -480,6 +492,13 @@ LOOPS = {
         model=lambda _: mlp(outputs=1),
         loss=broadcast,
         steps=200,
+    ),
+    "sequence": Loop(
+        kind="loss-plateau",
+        cause="sequence-along-batch",
+        remedy="batch_first",
+        model=lambda fixed: LastStep(batch_first=fixed),
+        batch=lambda step, fixed: ((x := torch.randn(32, 10, 8)), x[:, -2, :4].argmax(1)),
     ),
     "dimension": Loop(
         kind="probabilities-into-loss",

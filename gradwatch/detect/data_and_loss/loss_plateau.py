@@ -29,7 +29,7 @@ from gradwatch.detect.data_and_loss.loss_plateau_rules.zero_loss import find_zer
 from gradwatch.detect.features.baseline import newest_loss
 from gradwatch.detect.features.finding import Sign, findings_of
 from gradwatch.detect.features.recovery import fall_of_loss
-from gradwatch.events import ADVERSARY, BROADCAST, CHANCE, PAIRED, POLICY, UNCLEAR, UNPAIRED
+from gradwatch.events import ADVERSARY, BROADCAST, CHANCE, PAIRED, POLICY, SEQUENCE_AXIS, UNCLEAR, UNPAIRED
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding
@@ -57,7 +57,8 @@ class LossPlateau:
     below the baseline. (1) is never withdrawn, since the graph proves it, and (3) only if predictions began to fit.
 
     How it is detected: (1) The autograd graph shows n x n differences, or a softmax over values that are not the
-    outputs of one place, because `view` was called instead of `transpose`. (2) The loss is not lower than in the
+    outputs of one place, because `view` was called instead of `transpose`; or a recurrent layer or an attention whose
+    steps are the rows of the loss, because it did not get `batch_first=True`. (2) The loss is not lower than in the
     beginning and has no falling trend, without the first 32 steps. A trend counts if `windows_ahead` more windows of it
     would bring a fall, and in any case until `slow_start` times `patience`. The learning rate must not be rising, nor
     the gradient norm or the weights growing, as they do when a saddle is about to end. At least `patience` steps, and
@@ -212,6 +213,8 @@ class LossPlateau:
         text = "prediction and target of shapes (16, 1) and (16,) make 16 x 16 differences"
         broadcast = Synthetic(steps=20).add_event(BROADCAST, layer="layers.11", text=text)
         yield Example("targets are broadcast against predictions", broadcast.history(), ("layers.11",))
+        along = Synthetic(steps=20).add_event(SEQUENCE_AXIS, layer="layers.3", text="it mixes the samples of a batch")
+        yield Example("a recurrent layer runs along the batch", along.history(), ("layers.3",))
         drift = Synthetic(steps=240)
         drift.loss_T[:] = 2.3 * (1 - 2e-5 * drift.t_T) * np.exp(0.003 * drift.rng.standard_normal(drift.steps))
         yield Example("random labels: a steady fall of next to nothing", drift.history(), (None,))

@@ -22,6 +22,7 @@ from gradwatch.probe.graph.entropy import find_minimized_entropy
 from gradwatch.probe.graph.graph import LEAF, Graph, Node, operation, shape
 from gradwatch.probe.graph.loss_rules import RULES, GraphMatch, Rule, match_divergence
 from gradwatch.probe.graph.output_heads import find_heads, find_parallel_modules
+from gradwatch.probe.graph.sequence_axis import ROW_LOSSES, match_sequence_axis
 from gradwatch.probe.graph.singularities import SingularFormula, find_singularities, find_unstable
 from gradwatch.probe.graph.softmax_axis import LOSSES, match_axis_mixup
 from gradwatch.probe.graph.unregistered import UnregisteredParams, find_adversary
@@ -179,6 +180,7 @@ class LossGraphReader:
         rules["divergence"] = match_divergence, graph.side(REDUCTIONS)
         rules["broadcast"] = _match_broadcast, graph.side(LOSS_SIDE)
         rules["axes"] = match_axis_mixup, graph.of(*LOSSES)
+        rules["sequences"] = match_sequence_axis, graph.of(*ROW_LOSSES)
         found: list[Observation] = []
         for name, (rule, nodes) in rules.items():
 

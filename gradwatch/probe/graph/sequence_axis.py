@@ -1,0 +1,87 @@
+"""Find layers of sequences that take the samples of a batch for the steps of a sequence.
+
+Recurrent layers and attention of torch expect (steps, samples, features), unless they get `batch_first=True`. Given
+(samples, steps, features), they mix the samples of a batch, and nothing raises an error. The loss then has one row for
+each of what the layer takes for steps, and none for what it takes for samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from gradwatch.events import SEQUENCE_AXIS
+from gradwatch.probe.graph.graph import Graph, Node, operation, shape
+from gradwatch.probe.graph.loss_rules import GraphMatch
+
+FUSED_RECURRENCES = ("CudnnRnn", "MiopenRnn", "MkldnnRnnLayer")
+"""Recurrent layers that are one operation, with results of shape (steps, samples, units)."""
+
+FUSED_ATTENTIONS = (
+    "ScaledDotProductCudnnAttention",
+    "ScaledDotProductEfficientAttention",
+    "ScaledDotProductFlashAttention",
+    "ScaledDotProductFlashAttentionForCpu",
+)
+"""Attention as one operation, with results of shape (samples, heads, steps, features)."""
+
+PLAIN_ATTENTIONS = ("SafeSoftmax", "Softmax")
+"""Softmax of an attention of a sequence to itself, with results of shape (samples, heads, steps, steps)."""
+
+ROW_LOSSES = ("BinaryCrossEntropy", "BinaryCrossEntropyWithLogits", "HuberLoss", "MseLoss", "NllLoss", "SmoothL1Loss")
+"""Losses whose first argument has one row for each sample."""
+
+
+class SequenceSizes(NamedTuple):
+    """Sizes of a batch of sequences, as a layer takes them.
+
+    Args:
+        node: Operation of the layer.
+        steps: Steps of each sequence, which the layer mixes.
+        samples: Number of sequences.
+    """
+
+    node: Node
+    steps: int
+    samples: int
+
+
+def match_sequence_axis(graph: Graph, node: Node) -> GraphMatch | None:
+    """Match a loss with one row for each step of a layer of sequences, and none for its samples.
+
+    Args:
+        graph: Autograd graph of a loss.
+        node: One of `ROW_LOSSES`.
+    """
+    predictions = graph.first(node)
+    sizes = shape(predictions) if predictions is not None else ()
+    if not sizes or predictions is None:
+        return None
+    rows, *others = sizes
+    for layer, steps, samples in _layers(graph, predictions):
+        # one sequence at a time has one row for each step, and so has each of several whose predictions are kept apart
+        is_odd = steps == rows > 1 and samples not in (1, rows, *others)
+        if is_odd and (operation(layer) != "Stack" or _is_recurrence(graph, layer)):
+            return GraphMatch(layer, SEQUENCE_AXIS.observe(values={"rows": rows, "samples": samples}))
+    return None
+
+
+def _layers(graph: Graph, predictions: Node) -> Iterator[SequenceSizes]:
+    """Yield the layers of sequences that predictions depend on."""
+    below = set(graph.below(predictions))
+    for node in graph.of(*FUSED_RECURRENCES, "Stack"):
+        if node in below and len(shape(node)) == 3:
+            steps, samples, _ = shape(node)
+            yield SequenceSizes(node, steps, samples)
+    for node in graph.of(*FUSED_ATTENTIONS, *PLAIN_ATTENTIONS):
+        if node in below and len(shape(node)) == 4:
+            samples, _, steps, keys = shape(node)
+            if operation(node) in FUSED_ATTENTIONS or steps == keys:
+                yield SequenceSizes(node, steps, samples)
+
+
+def _is_recurrence(graph: Graph, stack: Node) -> bool:
+    """Return whether the last of some stacked values follows from the first, as the states of a recurrence do."""
+    values = graph.inputs(stack)
+    first, last = (graph.through(value) for value in (values[0], values[-1])) if len(values) > 1 else (None, None)
+    return first is not None and last is not None and first is not last and first in set(graph.below(last))
