@@ -65,6 +65,7 @@ class CauseId(enum.StrEnum):
     MEMORIZATION = "memorization"
     BROADCAST_TARGETS = "broadcast-targets"
     SEQUENCE_ALONG_BATCH = "sequence-along-batch"
+    STRONG_WEIGHT_DECAY = "strong-weight-decay"
     SOFTMAX_DIMENSION = "softmax-dimension"
     PROBABILITIES_AS_SCORES = "probabilities-as-scores"
     WRONG_MODE = "wrong-mode"
@@ -880,6 +881,26 @@ CAUSES: tuple[Cause, ...] = (
         confirm="Change one sample of a batch: the outputs of the other samples must stay the same.",
         remedies=("batch_first",),
         source="PyTorch, torch.nn.LSTM, https://pytorch.org/docs/stable/generated/torch.nn.LSTM.html",
+    ),
+    Cause(
+        id=CauseId.STRONG_WEIGHT_DECAY,
+        name="weight decay outweighs the gradient",
+        leads={"loss-plateau": 20},
+        explains={
+            "dead-relu": 2,
+            "rising-sparsity": 2,
+            "vanishing-gradient": 2,
+            "dead-layer": 2,
+            "gradient-spike": 1.5,
+        },
+        requires=frozenset({Condition.SHRUNK_WEIGHTS}),
+        because=(
+            "The decay takes more from the weights than the gradient gives them, until only the biases of the outputs "
+            "are left."
+        ),
+        confirm="Train without weight decay and penalties: the weights must keep their size, and the loss must fall.",
+        remedies=("less_decay",),
+        source="Loshchilov & Hutter 2019, sec. 2, https://arxiv.org/abs/1711.05101",
     ),
     Cause(
         id=CauseId.SOFTMAX_DIMENSION,

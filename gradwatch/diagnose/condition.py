@@ -172,6 +172,9 @@ class Condition(enum.Enum):
     BROADCAST = enum.auto()
     """The autograd graph shows targets that broadcast against predictions."""
 
+    SHRUNK_WEIGHTS = enum.auto()
+    """Half of the weight matrices have shrunk to a small part of their first norms."""
+
     SEQUENCE_AXIS = enum.auto()
     """The autograd graph shows a layer that takes the samples of a batch for the steps of a sequence."""
 

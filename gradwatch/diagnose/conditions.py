@@ -141,6 +141,7 @@ def _of_evidence(leading: Finding) -> dict[Condition, bool]:
         Condition.NONE_GRADIENT: evidence.get("grad.is_none") == 1,
         Condition.WAVES: evidence.get("grad_norm.autocorrelation", 0.0) > 0 or "batch.one_sided" in evidence,
         Condition.BACKWARD_GAIN: "backward.gain_decades" in evidence,
+        Condition.SHRUNK_WEIGHTS: "weight.l2.shrunk_decades" in evidence,
         Condition.UNBOUNDED_LOSS: "loss.by_first_size" in evidence,
         Condition.JUMPING: "size.jumps" in evidence,
         Condition.DRAWS_ENDED: "drawing modules" in evidence,

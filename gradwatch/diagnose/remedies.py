@@ -336,6 +336,11 @@ KNOWN: dict[str, Build] = {
         "assert predictions.shape == targets.shape",
     ),
     "batch_first": _either("pass batch_first=True to {where}, or give it inputs of shape (steps, samples, features)"),
+    "less_decay": _either(
+        "lower the weight decay, or the penalty on the weights, to 0.01",
+        'for group in optimizer.param_groups:\n    group["weight_decay"] = 0.01',
+        optim__weight_decay=0.01,
+    ),
     "keep_rate": _either(
         "choose the rate in a local variable of forward, and leave the attribute alone",
         "p = self.p if self.training else 0.0",

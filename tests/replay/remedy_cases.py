@@ -493,6 +493,15 @@ LOOPS = {
         loss=broadcast,
         steps=200,
     ),
+    "decay": Loop(
+        is_code=True,
+        kind="loss-plateau",
+        cause="strong-weight-decay",
+        remedy="less_decay",
+        model=lambda _: mlp(),
+        optimizer=lambda model, _: torch.optim.Adam(model.parameters(), lr=3e-3, weight_decay=0.5),
+        steps=200,
+    ),
     "sequence": Loop(
         kind="loss-plateau",
         cause="sequence-along-batch",

@@ -9,11 +9,13 @@ from typing import ClassVar, final
 import numpy as np
 
 from gradwatch.detect import Example, Recovery
+from gradwatch.detect.data_and_loss.loss_plateau_rules.collapsed_weights import find_collapsed_weights
 from gradwatch.detect.data_and_loss.loss_plateau_rules.constant_loss import find_constant_loss
 from gradwatch.detect.data_and_loss.loss_plateau_rules.constant_predictions import find_constant_predictions
 from gradwatch.detect.data_and_loss.loss_plateau_rules.examples import (
     make_collapsed,
     make_constant,
+    make_decayed,
     make_flat,
     make_product,
 )
@@ -69,7 +71,9 @@ class LossPlateau:
     the targets, or the shares of the classes. There must be enough samples to show a slow start. If a batch reads a
     third of the rows of an embedding, a third of the steps count. (4) Every loss since the first step is exactly 0. (5)
     Different batches have the same loss, with more than `constant_left` of the first one left: all outputs have
-    collapsed to one point. The loss of a triplet then stays at its margin.
+    collapsed to one point. The loss of a triplet then stays at its margin. (6) Half of the
+    weight matrices have shrunk to `shrunk` of their first norms, and the loss has not fallen: a decay outweighs the
+    gradient.
 
     Exceptions to the rules: a loss that does not measure success; tasks that are learned in a sudden transition after a
     long plateau (CTC, arithmetic). The loss of several optimizers, or of a model behind another learner, is taken for
@@ -114,6 +118,8 @@ class LossPlateau:
         constant_first: Spread of the first losses in units of the newest spread, at least, for (5). 10: the loss did
             depend on the batch.
         constant_batches: Part of the batches of the window that must differ, 0..1, for (5). 0.5: most of them.
+        shrunk: Newest norm of a weight matrix in units of its first norm, at most, as the median over matrices, for
+            (6). 0.01: the outputs of three such layers are a millionth of what they were, and only biases are left.
     """
 
     code: ClassVar[str] = "GW505"
@@ -137,6 +143,7 @@ class LossPlateau:
     constant_left: float = 0.5
     constant_first: float = 10.0
     constant_batches: float = 0.5
+    shrunk: float = 0.01
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run."""
@@ -159,9 +166,14 @@ class LossPlateau:
         if same:
             yield same
             return
+        has_fallen = self._has_fallen(history)
+        collapsed = None if has_fallen else find_collapsed_weights(history, shrunk=self.shrunk)
+        if collapsed:
+            yield collapsed
+            return
         if not self._has_waited(history):
             return
-        if self._has_fallen(history):
+        if has_fallen:
             sign = find_constant_predictions(history, patience=self.patience, travel=self.travel)
             since = history.step // 2  # it may take a while to learn the mean
         else:
@@ -215,6 +227,8 @@ class LossPlateau:
         yield Example("targets are broadcast against predictions", broadcast.history(), ("layers.11",))
         along = Synthetic(steps=20).add_event(SEQUENCE_AXIS, layer="layers.3", text="it mixes the samples of a batch")
         yield Example("a recurrent layer runs along the batch", along.history(), ("layers.3",))
+        yield Example("all weights decay to nothing, and the loss stays", make_decayed().history(), (None,))
+        yield Example("they decay, and the model learns: it normalizes", make_decayed(fall=0.2).history())
         drift = Synthetic(steps=240)
         drift.loss_T[:] = 2.3 * (1 - 2e-5 * drift.t_T) * np.exp(0.003 * drift.rng.standard_normal(drift.steps))
         yield Example("random labels: a steady fall of next to nothing", drift.history(), (None,))

@@ -18,6 +18,13 @@ def make_flat(*, fall: float = 0.0) -> Synthetic:
     return made
 
 
+def make_decayed(*, fall: float = 0.0) -> Synthetic:
+    """Return a run in which all weights shrink a thousandfold in 100 steps, and the loss falls by a fraction."""
+    made = make_flat(fall=fall)
+    made.weight_l2_TL *= 10 ** (-3 * np.minimum(made.t_T / 100, 1.0))[:, None]
+    return made
+
+
 def make_constant(*kinds: EventKind, unread: float = 0.0) -> History:
     """Return a run in which the loss halves at once and then stands, with events about its predictions."""
     made = make_flat()
