@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
@@ -17,6 +17,9 @@ Listing = Literal[
     "models", "data", "transforms", "optimizers", "schedules", "losses", "detectors", "sinks", "statistics"
 ]
 
+
+MAX_SHOWN = 8
+"""Maximum number of keyword arguments of one name in a table on a terminal. `gradwatch explain` has all of a kind."""
 
 STATISTICS = "Statistics that every run records, with unit, meaning and when they are measured."
 
@@ -62,7 +65,7 @@ def _entries(what: Listing) -> Iterator[tuple[str, ...]]:
         signature = entry.read()
         described = f"not usable here: {signature.unusable}" if signature.unusable else signature.summary
         name = " ".join((entry.name, *entry.aliases))
-        yield name, " ".join(map(keyword, signature.parameters)), described
+        yield name, _shown(signature.parameters), described
 
 
 def _statistics() -> Iterator[tuple[str, ...]]:
@@ -70,6 +73,13 @@ def _statistics() -> Iterator[tuple[str, ...]]:
 
     for statistic in (*catalogue.PARAM, *catalogue.ACT, *catalogue.RUN):
         yield statistic.name, statistic.unit, statistic.meaning, statistic.cost
+
+
+def _shown(parameters: Sequence[Parameter]) -> str:
+    words = [*map(keyword, parameters)]
+    if output().is_terminal and len(words) > MAX_SHOWN:
+        words[MAX_SHOWN:] = [f"and {len(words) - MAX_SHOWN} more"]
+    return " ".join(words)
 
 
 def keyword(parameter: Parameter) -> str:

@@ -3,6 +3,7 @@
 import pytest
 
 from gradwatch import catalogue
+from gradwatch.cli.list import MAX_SHOWN
 
 
 def rows(result):
@@ -60,3 +61,14 @@ def test_a_terminal_gets_a_table_with_a_head(gradwatch, monkeypatch):
     assert "meaning" in out.splitlines()[1]
     assert "\t" not in out
     assert "0..1" in out
+
+
+def test_a_terminal_gets_a_few_of_many_settings_and_a_pipe_gets_all(gradwatch, monkeypatch):
+    piped = next(line for line in gradwatch("list", "detectors").out.splitlines() if "GW102" in line)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "300")
+
+    shown = next(line for line in gradwatch("list", "detectors").out.splitlines() if "GW102" in line)
+
+    assert piped.count("=") - MAX_SHOWN == int(shown.split(" and ")[1].split(" more")[0])
+    assert shown.count("=") == MAX_SHOWN
