@@ -86,11 +86,12 @@ def _on_enter(probe: ActivationProbe, module: nn.Module, inputs: Any) -> None:
         probe.depth += 1
 
 
-def _on_leave(probe: ActivationProbe, module: nn.Module, inputs: Any, output: Any) -> None:
+def _on_leave(probe: ActivationProbe, original: nn.Module, module: nn.Module, inputs: Any, output: Any) -> None:
+    # meta-learning calls shallow copies, which share the hooks of the original and must not be kept
     if probe.is_armed:
         probe.depth -= 1
-        if probe.depth == 0:
-            probe.attempt(probe.inspect, module, output)
+        if probe.depth == 0 and _counts(module):
+            probe.attempt(probe.inspect, original, output)
 
 
 def _add(accumulator: ActivationAccumulator, module: nn.Module, output: torch.Tensor) -> None:
@@ -405,7 +406,7 @@ class ActivationProbe:
     def inspect(self, module: nn.Module, output: Any) -> None:
         """Read the graph of the output of an outermost module."""
         # without values it is a trace: of torch.fx, or with tensors on the meta device
-        if not self._inspects_outermost or not _counts(module) or next(tensors_of(output), None) is None:
+        if not self._inspects_outermost or next(tensors_of(output), None) is None:
             return
         self._called[module] = None  # a dict keeps the order
         if self.functions:
@@ -466,6 +467,6 @@ def _outer_hooks(probe: ActivationProbe, modules: Iterable[nn.Module]) -> list[C
         for module in modules
         for register in (
             partial(module.register_forward_pre_hook, inert_hook(partial(_on_enter, probe))),
-            partial(module.register_forward_hook, inert_hook(partial(_on_leave, probe))),
+            partial(module.register_forward_hook, inert_hook(partial(_on_leave, probe, module))),
         )
     ]

@@ -157,12 +157,13 @@ class RandomDraws:
         before, is_inside = self._stack.pop(), self._inside.pop()
         if before is None:
             return
-        name = self._names[module]
-        self._called.add(name)
-        self._reached[module] = None
         has_drawn = is_inside or not self._state().is_equal(before)
-        if has_drawn and not is_inside and not isinstance(module, nn.modules.dropout._DropoutNd):
-            self._drew.add(name)
+        # meta-learning calls shallow copies, which share the hooks but have no name
+        if (name := self._names.get(module)) is not None:
+            self._called.add(name)
+            self._reached[module] = None
+            if has_drawn and not is_inside and not isinstance(module, nn.modules.dropout._DropoutNd):
+                self._drew.add(name)
         if has_drawn and self._inside:
             self._inside[-1] = True
 

@@ -2,11 +2,13 @@
 
 import contextlib
 import copy
+import gc
 import io
 import os
 import pickle
 import subprocess
 import warnings
+import weakref
 from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
@@ -126,6 +128,35 @@ def test_copies_of_no_step_are_watched_or_hold_a_probe():
     hooks = [hook for part in parts for hook in (*part._forward_hooks.values(), *part._forward_pre_hooks.values())]
     assert hooks
     assert {type(hook.__self__) for hook in hooks} == {contextlib.nullcontext}
+
+
+def shallow_copy(module):
+    """Copy a module as MAML does: the copy has tensors that depend on the parameters, and it shares the hooks."""
+    twin = type(module).__new__(type(module))
+    twin.__dict__ = module.__dict__ | {
+        "_parameters": {name: param.clone() for name, param in module._parameters.items()},
+        "_modules": {name: shallow_copy(part) for name, part in module._modules.items()},
+    }
+    return twin
+
+
+def test_shallow_copies_that_share_the_hooks_are_not_kept():
+    torch.manual_seed(0)
+    model, copies = Net(), []
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    with gradwatch.watch(model, optimizer, on_finding=None) as monitor:
+        for _ in range(22):
+            x, twin = torch.randn(16, 8), shallow_copy(model)
+            loss = (twin(x) - x.sum(1, keepdim=True)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            monitor.step(loss, batch=x)
+            copies.append(weakref.ref(twin))
+        del twin, loss
+        gc.collect()
+
+        assert [step for step, twin in enumerate(copies) if twin() is not None] == []
 
 
 def weights(model):
