@@ -60,8 +60,12 @@ def match_sequence_axis(graph: Graph, node: Node) -> GraphMatch | None:
     rows, *others = sizes
     for layer, steps, samples in _layers(graph, predictions):
         # one sequence at a time has one row for each step, and so has each of several whose predictions are kept apart
-        is_odd = steps == rows > 1 and samples not in (1, rows, *others)
-        if is_odd and (operation(layer) != "Stack" or _is_recurrence(graph, layer)):
+        if steps != rows or rows == 1 or samples in (1, rows, *others):
+            continue
+        # several views of each sample in one batch, which by chance has as many samples as steps
+        if operation(layer) in (*FUSED_ATTENTIONS, *PLAIN_ATTENTIONS) and samples % rows == 0:
+            continue
+        if operation(layer) != "Stack" or _is_recurrence(graph, layer):
             return GraphMatch(layer, SEQUENCE_AXIS.observe(values={"rows": rows, "samples": samples}))
     return None
 

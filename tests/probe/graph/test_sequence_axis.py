@@ -31,6 +31,12 @@ def attend(*, batch_first, dropout=0.0):
     return classes(layer(X).mean(1))
 
 
+def views():
+    """Return a loss of the mean of two views of T samples of T steps."""
+    layer = nn.TransformerEncoderLayer(FEATURES, 2, 16, batch_first=True)
+    return classes(layer(torch.randn(2 * T, T, FEATURES)).mean(1).view(2, T, FEATURES).mean(0))
+
+
 def unrolled(x):
     """Return the states of a recurrence by hand, of shape (steps, samples, units)."""
     cell, state, states = nn.GRUCell(FEATURES, 5), None, []
@@ -60,6 +66,7 @@ ALONG_TIME = {
     "gru": lambda: classes(nn.GRU(FEATURES, 5, batch_first=True)(X)[0][:, -1]),
     "transformer": lambda: attend(batch_first=True),
     "transformer with dropout": lambda: attend(batch_first=True, dropout=0.1),
+    "two views of each sample, as many as steps": views,
     "a loop over samples": lambda: classes(torch.stack([nn.Linear(FEATURES, 5)(x) for x in X]).mean(1)),
     "attention between nodes": lambda: classes((X[:, 0] @ X[:, 0].T).softmax(-1) @ nn.Linear(FEATURES, 5)(X[:, 0])),
     "no sequence": lambda: classes(nn.Linear(FEATURES, 5)(X[:, 0])),
