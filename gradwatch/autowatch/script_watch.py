@@ -125,7 +125,8 @@ class ScriptWatch:
             self._search(False)
             return
         held = params_of(waiting)
-        if not any(id(param) in held for param in module.parameters()):
+        # some scripts freeze all weights for an evaluation, often one before the first step
+        if not any(param.requires_grad and id(param) in held for param in module.parameters()):
             return
         before = {*module._forward_pre_hooks}
         self._attach(waiting, running=module)

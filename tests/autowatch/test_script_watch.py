@@ -236,6 +236,19 @@ def test_an_optimizer_that_never_steps_does_not_hold_up_the_others(unedited, mon
     assert len(monitor.history["loss"]) == 25  # the first row waits for 16 updates
 
 
+def test_weights_frozen_for_an_evaluation_before_the_first_step_are_watched_once_they_train(unedited, monitors):
+    with unedited():
+        model = make()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        loss_of(model.requires_grad_(False))
+        train(model.requires_grad_(True), optimizer)
+
+    (monitor,) = monitors
+    assert all(layer.trainable for layer in monitor.history.info.layers)
+    assert len(monitor.history["loss"]) == STEPS
+    assert [event.kind for event in monitor.history.events] == []
+
+
 def test_gradients_that_are_cleared_again_are_no_part_of_the_loss(unedited, monitors):
     with unedited():
         model = make()
