@@ -9,7 +9,7 @@ from typing import ClassVar, final
 from gradwatch.detect import Example, Recovery
 from gradwatch.detect.features.finding import Sign, findings_of, format_fold
 from gradwatch.detect.features.recovery import fall_of_loss
-from gradwatch.detect.gradients.vanishing_gradient_rules.examples import make_forgetful, make_gated
+from gradwatch.detect.gradients.vanishing_gradient_rules.examples import make_forgetful, make_gated, make_in_turn
 from gradwatch.detect.gradients.vanishing_gradient_rules.over_depth import (
     PER_MODULE,
     fall_over_depth,
@@ -52,10 +52,10 @@ class VanishingGradient:
     model has several heads. (2) A fall over time, if a forward pass uses one parameter on its own result repeatedly:
     from the last use to the first, once a plateau of the loss was found.
 
-    Exceptions to the rules: parts of the model that share no layer have a line each, if each has several layers. Other
-    parallel layers have no single depth; the line follows the order in which the modules were made. A run that
-    converges shrinks everywhere alike and keeps its profile. A cliff is a dead layer or a cut graph, and is not
-    counted.
+    Exceptions to the rules: parts of the model that share no layer have a line each, if each has several layers, and so
+    do models that are trained in turn. Other parallel layers have no single depth; the line follows the order in which
+    the modules were made. A run that converges shrinks everywhere alike and keeps its profile. A cliff is a dead layer
+    or a cut graph, and is not counted.
 
     Source: Hochreiter 1991; Glorot & Bengio 2010, fig. 2 and 3, https://proceedings.mlr.press/v9/glorot10a.html.
 
@@ -128,6 +128,7 @@ class VanishingGradient:
         critic = Synthetic(steps=40).vanishing(decades=8)
         parts = {layer.name: float(i > 9) for i, layer in enumerate(critic.info.layers)}
         yield Example("the larger of two parts", critic.add_event(TOWERS, values=parts).history(), critic.names(0))
+        yield Example("two models that are trained in turn", make_in_turn().history())
         late = Synthetic(steps=80).vanishing(decades=5, onset=40)
         yield Example("saturation sets in at step 40", late.history(), late.names(0))
         yield Example("a recurrent cell forgets, which does no harm without a plateau", make_forgetful().history())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from gradwatch.events import RECURRENCE
 from gradwatch.history.synthetic.builder import Synthetic
 
@@ -22,3 +24,10 @@ def make_forgetful() -> Synthetic:
     """Return a run of a recurrence with gradients that vanish on their way back."""
     values = {"uses": 80.0, "growth": -20.0}
     return Synthetic(steps=80).add_event(RECURRENCE, layer="layers.3.weight", values=values)
+
+
+def make_in_turn() -> Synthetic:
+    """Return a run of two models that are trained in turn, of which the first gets far smaller gradients."""
+    made = Synthetic(steps=40).vanishing(decades=6)
+    made.grad_l2_TL[:35, 6:] = made.grad_l2_TL[35:, :6] = np.nan
+    return made

@@ -8,16 +8,18 @@ Blocks do not count if the model has several heads, because their blocks make no
 The line must explain three quarters of the variance, and no step between two modules may hold most of the fall: a cliff
 is a dead layer or a cut graph.
 
-Parts of a model that share no layer, such as an actor and a critic, have a line each.
+Parts of a model that share no layer, such as an actor and a critic, have a line each. Only modules that get gradients
+at the same steps are compared: models that are trained in turn, each with its own loss, have no common depth.
 """
 
-# D = modules that have a weight matrix, input side first
+# T = steps, L = parameter tensors, D = modules that have a weight matrix, input side first
 
 from __future__ import annotations
 
 from operator import itemgetter
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import Sign, format_factor, format_fold
@@ -100,7 +102,7 @@ def fall_over_depth(history: History, *, modules: int) -> tuple[float, Floats, F
     l2_TL = history.param.window("grad.l2", MEDIAN_STEPS)
     if len(l2_TL) < MEDIAN_STEPS or len(structure_of(history).chain.starts_D) < modules:
         return None
-    all_D = module_levels(history, median(l2_TL))
+    all_D = module_levels(history, median(np.where(_is_in_turn(l2_TL), np.nan, l2_TL)))
     has_heads, lines = any(events_of(history, HEADS)), []
     for is_in_D in tower_modules(history):
         level_D = np.where(is_in_D, all_D, np.nan)
@@ -113,3 +115,11 @@ def fall_over_depth(history: History, *, modules: int) -> tuple[float, Floats, F
     if not long:
         return None
     return max(((monotone_rise(line), line, level_D) for line, level_D in long), key=itemgetter(0))
+
+
+def _is_in_turn(l2_TL: Floats) -> NDArray[np.bool_]:
+    """Return which tensors get gradients, but never at a step at which a tensor of the newest step does."""
+    has_TL = ~np.isnan(l2_TL)
+    is_shared_T = (has_TL & has_TL[-1]).any(1)
+    in_turn_L: NDArray[np.bool_] = ~has_TL[is_shared_T].any(0)
+    return in_turn_L
