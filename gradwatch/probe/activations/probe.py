@@ -91,7 +91,7 @@ def _on_leave(probe: ActivationProbe, original: nn.Module, module: nn.Module, in
     if probe.is_armed:
         probe.depth -= 1
         if probe.depth == 0 and _counts(module):
-            probe.attempt(probe.inspect, original, output)
+            probe.attempt(probe.inspect, original, output, inputs)
 
 
 def _add(accumulator: ActivationAccumulator, module: nn.Module, output: torch.Tensor) -> None:
@@ -403,8 +403,8 @@ class ActivationProbe:
         whole_SA = row_SA.new_full((row_SA.shape[0], len(self._accumulators)), math.nan)
         return whole_SA.index_copy_(1, on_device(tuple(called), row_SA.device), row_SA)
 
-    def inspect(self, module: nn.Module, output: Any) -> None:
-        """Read the graph of the output of an outermost module."""
+    def inspect(self, module: nn.Module, output: Any, inputs: Any) -> None:
+        """Read the graph of the output of an outermost module, which had these inputs."""
         # without values it is a trace: of torch.fx, or with tensors on the meta device
         if not self._inspects_outermost or next(tensors_of(output), None) is None:
             return
@@ -412,8 +412,9 @@ class ActivationProbe:
         if self.functions:
             self.functions.read(output)
             self.functions.end_forward()
-        for reader in self._readers:
-            reader.watch(output)
+        if self.recurrences and self.target_match:
+            self.recurrences.watch(output)
+            self.target_match.watch(output, inputs)
 
     def _new_accumulator(
         self, rules: ActivationRules | None = None, *, channels_first: bool | None = None

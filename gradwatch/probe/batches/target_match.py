@@ -10,12 +10,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, final
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from gradwatch.detect.features.sequential_test import SequentialTest, allowed_error, critical_sigmas
 from gradwatch.events import PAIRED, UNCLEAR, UNPAIRED, EventKind, Observation
+from gradwatch.probe.batches.loss_forms import (
+    MIN_SAMPLES,
+    Floats,
+    PairingGain,
+    dot,
+    of_classes,
+    of_inputs,
+    of_labels,
+    of_squares,
+)
 from gradwatch.probe.device.sync import to_float, to_host
 from gradwatch.probe.inert_hook import inert_hook, remove_hooks
 from gradwatch.probe.nested import has_plain_values, tensors_of
@@ -45,34 +54,21 @@ MEMORY_SAMPLES = 128
 WINDOWS_AHEAD = 4
 """Future spans, as long as all sampled steps so far, for which predictions must be sure not to fit."""
 
-MIN_SAMPLES = 8
-"""Minimum number of samples to compare with each other."""
-
 MAX_CALLS = 8
 """Maximum number of forward calls of a step: with more, the loop runs over something other than samples."""
+
+MAX_INPUTS = 2
+"""Maximum number of inputs that are compared with an output."""
 
 MAX_VALUES = 65536
 """Maximum number of values to read of one call: of the leading samples, and if 8 samples have more, of some positions
 in each."""
 
-MAX_GRADIENT_ERROR = 0.01
-"""Maximum relative error of a gradient that matches a loss function: bfloat16 has 0.004."""
-
 MAX_CHANGES = 8
 """Maximum number of events of one run."""
 
-Floats = NDArray[np.float64]
-
-
-class PairingGain(NamedTuple):
-    """Loss of the best constant, and the rise of the loss if each prediction belonged to another sample.
-
-    The gain is a mean over samples; `variance` is the variance of that mean.
-    """
-
-    constant: float
-    gain: float
-    variance: float
+MIN_OTHER_TERMS = 1e-4
+"""Minimum fraction of the loss that is not its reconstruction error, if the loss has other terms: float32 has 1e-6."""
 
 
 class Explained(NamedTuple):
@@ -106,8 +102,8 @@ def highest_share(gains: Sequence[PairingGain], *, sampled: int) -> float:
     sigmas = _bound_sigmas(sampled)
     gains_T, variances_T = (np.array([getattr(g, field) for g in gains]) for field in ("gain", "variance"))
     place_T: Floats = np.arange(len(gains), dtype=np.float64) - (len(gains) - 1) / 2
-    square = _dot(place_T, place_T)
-    slope, slope_variance = _dot(place_T, gains_T) / square, _dot(place_T**2, variances_T) / square**2
+    square = dot(place_T, place_T)
+    slope, slope_variance = dot(place_T, gains_T) / square, dot(place_T**2, variances_T) / square**2
     newest = slice(-WINDOW_SAMPLES, None)
     level, level_variance = gains_T[newest].mean(), variances_T[newest].mean() / len(gains_T[newest])
     rise = max(0.0, slope + sigmas * math.sqrt(slope_variance))
@@ -158,11 +154,12 @@ class FitState:
         self._changes, self._misses = state["changes"], state["misses"]
         self._sampled = state.get("sampled", len(self._gains))
 
-    def add(self, gain: PairingGain | None) -> Observation | None:
+    def add(self, gain: PairingGain | None, *, is_regularized: bool = False) -> Observation | None:
         """Add a sampled step, and return an observation if it changes whether predictions fit.
 
         Args:
             gain: Gain of the step, or None if its loss has another form.
+            is_regularized: Whether the targets are the inputs and the loss has other terms.
         """
         if gain is None:
             # tolerated as long as they are not a window more than the steps that matched
@@ -182,7 +179,10 @@ class FitState:
             return None
         self._changes += 1
         self.is_over |= self._changes == MAX_CHANGES
-        return self._judgment.observe(values={"explained": share})
+        values = {"explained": share}
+        if is_regularized and self._judgment is UNPAIRED:
+            values["other terms"] = 1.0
+        return self._judgment.observe(values=values)
 
     def _judge(self, gains: list[PairingGain], share: float) -> EventKind:
         """Return whether predictions fit. Without evidence for or against it, the judgment stays the same."""
@@ -211,12 +211,16 @@ class OutputCall(NamedTuple):
     """A forward call with an output that has received its gradient.
 
     Args:
+        number: Number of the call in its step, from 1.
+        inputs: Values of each input that the output may reconstruct, at the places of the first part.
         size: Elements of the output.
         slices: Parts of the output that were read.
         scores: Values of each part.
         gradients: Gradient of each part.
     """
 
+    number: int
+    inputs: list[Tensor]
     size: int
     slices: list[OutputSlice]
     scores: list[Tensor]
@@ -231,12 +235,16 @@ class TargetMatch:
     difference. So the probe knows the targets without asking for them. If a model has learned only the mean of the
     targets, a prediction fits any other sample as well as its own. Losses of another form are ignored, and so are
     outputs on a GPU, since reading them would wait.
+
+    The targets of an autoencoder are its inputs. So an output is known to be the reconstruction even among several
+    outputs, and in a loss with other terms, such as the divergence of a variational autoencoder.
     """
 
     def __init__(self) -> None:
         self._handles: list[RemovableHandle] = []
         self._read: list[OutputCall] = []
         self._calls = 0
+        self._has_single_outputs = True
         self._fit = FitState()
 
     @property
@@ -253,6 +261,7 @@ class TargetMatch:
         remove_hooks(self._handles)
         self._read = []
         self._calls = 0
+        self._has_single_outputs = True
 
     def state(self) -> dict[str, Any]:
         """Return plain data that `restore` reads back."""
@@ -262,15 +271,26 @@ class TargetMatch:
         """Continue from the result of `state`."""
         self._fit.restore(state)
 
-    def watch(self, output: Any) -> None:
-        """Hook the output of a model, to read its gradient in the next backward pass."""
-        found = [t for t in tensors_of(output) if t.requires_grad and t.is_floating_point()]
+    def watch(self, output: Any, inputs: Any = ()) -> None:
+        """Hook the output of a model, to read its gradient in the next backward pass.
+
+        Args:
+            output: Output of a forward call.
+            inputs: Inputs of the same call.
+        """
+        found = {id(t): t for t in tensors_of(output) if t.requires_grad and t.is_floating_point()}
         self._calls += 1
-        if len(found) != 1 or self.is_over or self._calls > MAX_CALLS:  # of several outputs, any may be the prediction
+        self._has_single_outputs &= len(found) == 1
+        if self.is_over or self._calls > MAX_CALLS:
             return
-        (scores,) = found
-        if scores.is_cpu and scores.ndim and len(scores) >= MIN_SAMPLES:
-            self._handles.append(scores.register_hook(inert_hook(_OutputHook(self._read, scores.detach()))))
+        for scores in found.values():
+            if not scores.is_cpu or not scores.ndim or len(scores) < MIN_SAMPLES:
+                continue
+            targets = _inputs_like(scores, inputs)
+            # of several outputs, any may be the prediction, unless it is a reconstruction
+            if targets or len(found) == 1:
+                hook = _OutputHook(self._read, self._calls, targets, scores.detach())
+                self._handles.append(scores.register_hook(inert_hook(hook)))
 
     def find(self, loss: Any) -> Iterator[Observation]:
         """Yield an observation, after a backward pass, if predictions ceased to fit their targets, or fit again.
@@ -280,29 +300,53 @@ class TargetMatch:
         """
         if not self._calls:  # not a sampled step
             return
-        # a call without a gradient does not belong to the loss; scores that are not probabilities overflow
-        with np.errstate(all="ignore"):
-            gain = _gain(self._read, loss) if 0 < len(self._read) == self._calls <= MAX_CALLS else None
+        number = to_float(loss.detach()) if isinstance(loss, Tensor) and loss.numel() == 1 else loss
+        value = float(number) if isinstance(number, (float, int)) else math.nan
+        gain, is_regularized = self._match(value) if self._read and self._calls <= MAX_CALLS else (None, False)
         self.clear()
-        if observation := self._fit.add(gain):
+        if observation := self._fit.add(gain, is_regularized=is_regularized):
             yield observation
+
+    def _match(self, loss: float) -> tuple[PairingGain | None, bool]:
+        """Return the gain of the step, and whether it is the gain of reconstructions in a loss with other terms."""
+        # scores that are not probabilities overflow
+        with np.errstate(all="ignore"):
+            if reconstruction := _reconstruction(self._read, loss, is_alone=self._has_single_outputs):
+                return reconstruction
+            # a call without a gradient does not belong to the loss
+            is_complete = self._has_single_outputs and len(self._read) == self._calls
+            return _gain(self._read, loss) if is_complete else None, False
 
 
 @final
 class _OutputHook:
     """Hook of an output that keeps its gradient."""
 
-    def __init__(self, read: list[OutputCall], scores: Tensor) -> None:
-        self._read = read
+    def __init__(self, read: list[OutputCall], number: int, inputs: Sequence[Tensor], scores: Tensor) -> None:
+        self._read, self._number = read, number
         self._slices = slices_of(scores.shape)
-        # clones: the loop may change the output in place, and a view would keep all of it
+        # clones: the loop may change inputs and output in place, and a view would keep all of it
         self._scores = [scores[part.place].clone() for part in self._slices]
+        self._inputs = [_part_like(scores, own, self._slices[0].place).clone() for own in inputs]
 
     def __call__(self, gradient: Tensor) -> None:
         if not has_plain_values(gradient):  # of many backward passes at once
             return
         gradients = [gradient.detach()[part.place].clone() for part in self._slices]
-        self._read.append(OutputCall(gradient.numel(), self._slices, self._scores, gradients))
+        size = gradient.numel()
+        self._read.append(OutputCall(self._number, self._inputs, size, self._slices, self._scores, gradients))
+
+
+def _inputs_like(scores: Tensor, inputs: Any) -> list[Tensor]:
+    """Return the inputs that an output may reconstruct: of other tensors of as many samples with as many values."""
+    given = [t.detach() for t in tensors_of(inputs) if t.is_cpu and t.is_floating_point() and not t.requires_grad]
+    return [t for t in given if t.ndim and len(t) == len(scores) and t.numel() == scores.numel()][:MAX_INPUTS]
+
+
+def _part_like(scores: Tensor, own: Tensor, place: tuple[slice, ...]) -> Tensor:
+    """Return the part of an input at a place of the output, which may have another shape of a sample."""
+    leading = own[place[0]]  # first, since a new shape may need a copy
+    return leading.reshape(len(leading), *scores.shape[1:])[(slice(None), *place[1:])]
 
 
 def slices_of(shape: Sequence[int]) -> list[OutputSlice]:
@@ -330,22 +374,50 @@ def _spread(shape: Sequence[int], samples: int, whole: int) -> tuple[slice, ...]
     return tuple(place)
 
 
-def _gain(read: list[OutputCall], loss: Any) -> PairingGain | None:
+def _reconstruction(read: list[OutputCall], loss: float, *, is_alone: bool) -> tuple[PairingGain, bool] | None:
+    """Return the gain of the reconstructions of a step, if there are any, and whether the loss has other terms.
+
+    Args:
+        read: Outputs with their gradients.
+        loss: Loss of the step, or nan.
+        is_alone: Whether no call has further outputs: if only a part was read, they stand for other terms.
+    """
+    targets: dict[int, tuple[OutputCall, Tensor]] = {}
+    for call in read:
+        scores, gradient = _doubles(call.scores[0]), _doubles(call.gradients[0])
+        own = next((t for t in call.inputs if of_inputs(scores, gradient, _doubles(t))), None)
+        if own is None:
+            continue
+        if call.number in targets:  # of several outputs, any may be the prediction
+            return None
+        targets[call.number] = call, own
+    calls = [call for call, _ in targets.values()]
+    if not calls or any(_shapes(call) != _shapes(calls[0]) for call in calls):
+        return None
+    inputs = np.concatenate([_doubles(own).reshape(len(own), -1) for _, own in targets.values()])
+    found = of_inputs(*_concatenate(calls, 0), inputs)
+    if found is None:  # the calls have different losses
+        return None
+    if math.isfinite(loss) and sum(call.size for call in calls) == inputs.size:
+        return found.gain, abs(loss - found.error) > MIN_OTHER_TERMS * abs(loss)
+    return found.gain, not is_alone
+
+
+def _gain(read: list[OutputCall], loss: float) -> PairingGain | None:
     """Return the gain of all predictions of a step with their own targets; None if the loss has another form."""
     first, *others = read
     if any(_shapes(call) != _shapes(first) for call in others):
         return None
     values = [_concatenate(read, i) for i in range(len(first.slices))]
     scores, gradient = values[0]
-    if not _dot(gradient, gradient) > 0:  # all zero, or NaN
+    if not dot(gradient, gradient) > 0:  # all zero, or NaN
         return None
-    number = to_float(loss.detach()) if isinstance(loss, Tensor) and loss.numel() == 1 else loss
-    is_whole = not others and isinstance(number, (float, int)) and first.size == scores.size
-    of_classes = (_of_classes(*both, d) for both, part in zip(values, first.slices, strict=True) for d in part.dims)
+    is_whole = not others and first.size == scores.size
+    classes = (of_classes(*both, d) for both, part in zip(values, first.slices, strict=True) for d in part.dims)
     return (
-        next(filter(None, of_classes), None)
-        or _of_labels(scores, gradient)
-        or (_of_squares(scores, gradient, float(number)) if is_whole else None)
+        next(filter(None, classes), None)
+        or of_labels(scores, gradient)
+        or (of_squares(scores, gradient, loss) if is_whole else None)
     )
 
 
@@ -363,84 +435,3 @@ def _concatenate(read: list[OutputCall], i: int) -> tuple[Floats, Floats]:
 
 def _doubles(values: Tensor) -> Floats:
     return to_host(values).astype(np.float64)
-
-
-def _of_classes(scores: Floats, gradient: Floats, dim: int) -> PairingGain | None:
-    """Match a cross entropy of scores, or a likelihood of log-probabilities, over one dimension."""
-    size = scores.shape[dim]
-    scores_NC, gradient_NC = (np.moveaxis(t, dim, -1).reshape(-1, size) for t in (scores, gradient))
-    counts_N = gradient_NC.any(1)  # a gradient of zeros: the loss ignores this position
-    if not counts_N.all():
-        scores_NC, gradient_NC = scores_NC[counts_N], gradient_NC[counts_N]
-    if size < 2 or len(scores_NC) < MIN_SAMPLES:
-        return None
-    # only the gradient of the right class is negative
-    labels_NC = np.zeros_like(scores_NC)
-    labels_NC[np.arange(len(labels_NC)), gradient_NC.argmin(1)] = 1.0
-    above_NC = scores_NC - scores_NC.max(1, keepdims=True)
-    powers_NC = np.exp(above_NC)
-    sums_N1 = powers_NC.sum(1, keepdims=True)
-    # the first is the gradient of a cross entropy, the second that of a likelihood
-    if not (_is_multiple(gradient_NC, powers_NC / sums_N1 - labels_NC) or _is_multiple(gradient_NC, -labels_NC)):
-        return None
-    return PairingGain(_entropy(labels_NC), *_covariance(above_NC - np.log(sums_N1), labels_NC))
-
-
-def _of_labels(scores: Floats, gradient: Floats) -> PairingGain | None:
-    """Match a binary cross entropy of scores, or of probabilities."""
-    labels = (gradient < 0).astype(np.float64)
-    sides = 2 * labels - 1
-    if not _is_multiple(gradient, 1 / (1 + np.exp(-scores)) - labels):
-        # the gradient of log(1 - p) or log(p); nan if a score is not a probability, which matches nothing
-        scores = np.where((scores >= 0) & (scores <= 1), scores, math.nan)
-        if not _is_multiple(gradient, -sides / np.abs(1 - labels - scores)):
-            return None
-        scores = np.log(scores / (1 - scores))
-    return PairingGain(_entropy(labels) + _entropy(1 - labels), *_covariance(scores, labels))
-
-
-def _of_squares(scores: Floats, gradient: Floats, loss: float) -> PairingGain | None:
-    """Match a squared error: its value follows from the differences in its gradient."""
-    # the factor of the squares in the loss: a mean over all values, over samples, or a sum; each also with 1/2
-    steepness = _dot(gradient, gradient) / (4 * loss) if loss > 0 else 0.0
-    usual = [share / number for number in (scores.size, len(scores), 1) for share in (1, 0.5)]
-    if not any(abs(steepness - one) <= MAX_GRADIENT_ERROR * one for one in usual):
-        return None
-    targets = scores - gradient / (2 * steepness)
-    return PairingGain(_covariance(targets, targets)[0], *_covariance(2 * scores, targets))
-
-
-def _is_multiple(gradient: Floats, expected: Floats) -> bool:
-    """Return whether a gradient is a positive multiple of the expected one."""
-    factor = _dot(gradient, expected) / _dot(expected, expected)
-    rest = gradient - factor * expected
-    return bool(factor > 0 and _dot(rest, rest) < MAX_GRADIENT_ERROR**2 * _dot(gradient, gradient))
-
-
-def _dot(a: Floats, b: Floats) -> np.float64:
-    # not `np.vdot`, which uses BLAS: its threads compete with the training for processors, 8 ms a call instead of 0.05
-    total: np.float64 = (a * b).sum()
-    return total
-
-
-def _covariance(scores: Floats, targets: Floats) -> tuple[float, float]:
-    """Return the covariance of scores and targets, summed over the values of a sample, and its variance.
-
-    Maps and sequences are centered over all values, so that knowing the mean of each position counts as knowledge.
-    """
-    both = (scores - scores.mean(_pooled_dims(scores))) * (targets - targets.mean(_pooled_dims(targets)))
-    terms_N = both.reshape(len(both), -1).sum(1)
-    return float(terms_N.mean()), float(terms_N.var(ddof=1)) / len(terms_N)
-
-
-def _entropy(labels: Floats) -> float:
-    """Return the contribution of the labels that are 1 to the entropy of the frequencies, in nats per sample."""
-    shares = labels.mean(_pooled_dims(labels), keepdims=True)
-    # the smallest number instead of 0, so that 0 * log(0) is 0
-    terms = -shares * np.log(np.maximum(shares, np.finfo(np.float64).tiny))
-    return float(terms.mean()) * math.prod(labels.shape[1:])
-
-
-def _pooled_dims(values: Floats) -> tuple[int, ...]:
-    # maps and sequences are pooled over all positions
-    return tuple(range(values.ndim)) if values.ndim > 2 else (0,)

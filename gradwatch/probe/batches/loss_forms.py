@@ -1,0 +1,158 @@
+"""Match a gradient with a loss function: its form reveals the targets, and how well predictions fit them."""
+
+# N = samples (positions, if each sample has several), C = classes, V = values of a sample
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+MIN_SAMPLES = 8
+"""Minimum number of samples to compare with each other."""
+
+MAX_GRADIENT_ERROR = 0.01
+"""Maximum relative error of a gradient that matches a loss function: bfloat16 has 0.004."""
+
+MIN_PROBABILITY = 1e-7
+"""Minimum distance of a probability to 0 and 1: float32 rounds what is nearer to 1."""
+
+Floats = NDArray[np.float64]
+
+
+class PairingGain(NamedTuple):
+    """Loss of the best constant, and the rise of the loss if each prediction belonged to another sample.
+
+    The gain is a mean over samples; `variance` is the variance of that mean.
+    """
+
+    constant: float
+    gain: float
+    variance: float
+
+
+def of_classes(scores: Floats, gradient: Floats, dim: int) -> PairingGain | None:
+    """Match a cross entropy of scores, or a likelihood of log-probabilities, over one dimension."""
+    size = scores.shape[dim]
+    scores_NC, gradient_NC = (np.moveaxis(t, dim, -1).reshape(-1, size) for t in (scores, gradient))
+    counts_N = gradient_NC.any(1)  # a gradient of zeros: the loss ignores this position
+    if not counts_N.all():
+        scores_NC, gradient_NC = scores_NC[counts_N], gradient_NC[counts_N]
+    if size < 2 or len(scores_NC) < MIN_SAMPLES:
+        return None
+    # only the gradient of the right class is negative
+    labels_NC = np.zeros_like(scores_NC)
+    labels_NC[np.arange(len(labels_NC)), gradient_NC.argmin(1)] = 1.0
+    above_NC = scores_NC - scores_NC.max(1, keepdims=True)
+    powers_NC = np.exp(above_NC)
+    sums_N1 = powers_NC.sum(1, keepdims=True)
+    # the first is the gradient of a cross entropy, the second that of a likelihood
+    if not (_is_multiple(gradient_NC, powers_NC / sums_N1 - labels_NC) or _is_multiple(gradient_NC, -labels_NC)):
+        return None
+    return PairingGain(_entropy(labels_NC), *_covariance(above_NC - np.log(sums_N1), labels_NC))
+
+
+def of_labels(scores: Floats, gradient: Floats) -> PairingGain | None:
+    """Match a binary cross entropy of scores, or of probabilities."""
+    labels = (gradient < 0).astype(np.float64)
+    sides = 2 * labels - 1
+    if not _is_multiple(gradient, 1 / (1 + np.exp(-scores)) - labels):
+        # the gradient of log(1 - p) or log(p); nan if a score is not a probability, which matches nothing
+        scores = np.where((scores >= 0) & (scores <= 1), scores, math.nan)
+        if not _is_multiple(gradient, -sides / np.abs(1 - labels - scores)):
+            return None
+        scores = np.log(scores / (1 - scores))
+    return PairingGain(_entropy(labels) + _entropy(1 - labels), *_covariance(scores, labels))
+
+
+def of_squares(scores: Floats, gradient: Floats, loss: float) -> PairingGain | None:
+    """Match a squared error: its value follows from the differences in its gradient."""
+    # the factor of the squares in the loss: a mean over all values, over samples, or a sum; each also with 1/2
+    steepness = dot(gradient, gradient) / (4 * loss) if loss > 0 else 0.0
+    usual = [share / number for number in (scores.size, len(scores), 1) for share in (1, 0.5)]
+    if not any(abs(steepness - one) <= MAX_GRADIENT_ERROR * one for one in usual):
+        return None
+    targets = scores - gradient / (2 * steepness)
+    return PairingGain(_covariance(targets, targets)[0], *_covariance(2 * scores, targets))
+
+
+class Reconstruction(NamedTuple):
+    """Gain of predictions of the inputs, and the error of these predictions in the loss."""
+
+    gain: PairingGain
+    error: float
+
+
+def of_inputs(scores: Floats, gradient: Floats, inputs: Floats) -> Reconstruction | None:
+    """Match a squared error, or a binary cross entropy, with the inputs as targets, whatever else is in the loss.
+
+    Positions of maps and sequences are not pooled: a decoder that ignores its code still learns the mean picture.
+    """
+    scores_NV, gradient_NV, inputs_NV = (t.reshape(len(t), -1) for t in (scores, gradient, inputs))
+    if _is_multiple(gradient_NV, scores_NV - inputs_NV):
+        constant = _covariance(inputs_NV, inputs_NV)[0]
+        error = _factor(gradient_NV, scores_NV - inputs_NV) * dot(scores_NV - inputs_NV, scores_NV - inputs_NV) / 2
+        return Reconstruction(PairingGain(constant, *_covariance(2 * scores_NV, inputs_NV)), float(error))
+    if not (inputs_NV.min() >= 0 and inputs_NV.max() <= 1):
+        return None
+    expected_NV = 1 / (1 + np.exp(-scores_NV)) - inputs_NV
+    if not _is_multiple(gradient_NV, expected_NV):
+        if not (scores_NV.min() >= 0 and scores_NV.max() <= 1):
+            return None
+        probabilities_NV = scores_NV.clip(MIN_PROBABILITY, 1 - MIN_PROBABILITY)
+        expected_NV = (scores_NV - inputs_NV) / (probabilities_NV * (1 - probabilities_NV))
+        if not _is_multiple(gradient_NV, expected_NV):
+            return None
+        scores_NV = np.log(probabilities_NV / (1 - probabilities_NV))
+    # no prediction is better than the entropy of gray values themselves
+    entropies = _binary_entropy(inputs_NV.mean(0)).sum() - _binary_entropy(inputs_NV).sum(1).mean()
+    error = _factor(gradient_NV, expected_NV) * (np.logaddexp(0, scores_NV) - scores_NV * inputs_NV).sum()
+    return Reconstruction(PairingGain(float(entropies), *_covariance(scores_NV, inputs_NV)), float(error))
+
+
+def _binary_entropy(probabilities: Floats) -> Floats:
+    both = np.stack([probabilities, 1 - probabilities])
+    entropies: Floats = -(both * np.log(np.maximum(both, np.finfo(np.float64).tiny))).sum(0)
+    return entropies
+
+
+def _is_multiple(gradient: Floats, expected: Floats) -> bool:
+    """Return whether a gradient is a positive multiple of the expected one."""
+    factor = _factor(gradient, expected)
+    rest = gradient - factor * expected
+    return bool(factor > 0 and dot(rest, rest) < MAX_GRADIENT_ERROR**2 * dot(gradient, gradient))
+
+
+def _factor(gradient: Floats, expected: Floats) -> np.float64:
+    return dot(gradient, expected) / dot(expected, expected)
+
+
+def dot(a: Floats, b: Floats) -> np.float64:
+    # not `np.vdot`, which uses BLAS: its threads compete with the training for processors, 8 ms a call instead of 0.05
+    total: np.float64 = (a * b).sum()
+    return total
+
+
+def _covariance(scores: Floats, targets: Floats) -> tuple[float, float]:
+    """Return the covariance of scores and targets, summed over the values of a sample, and its variance.
+
+    Maps and sequences are centered over all values, so that knowing the mean of each position counts as knowledge.
+    """
+    both = (scores - scores.mean(_pooled_dims(scores))) * (targets - targets.mean(_pooled_dims(targets)))
+    terms_N = both.reshape(len(both), -1).sum(1)
+    return float(terms_N.mean()), float(terms_N.var(ddof=1)) / len(terms_N)
+
+
+def _entropy(labels: Floats) -> float:
+    """Return the contribution of the labels that are 1 to the entropy of the frequencies, in nats per sample."""
+    shares = labels.mean(_pooled_dims(labels), keepdims=True)
+    # the smallest number instead of 0, so that 0 * log(0) is 0
+    terms = -shares * np.log(np.maximum(shares, np.finfo(np.float64).tiny))
+    return float(terms.mean()) * math.prod(labels.shape[1:])
+
+
+def _pooled_dims(values: Floats) -> tuple[int, ...]:
+    # maps and sequences are pooled over all positions
+    return tuple(range(values.ndim)) if values.ndim > 2 else (0,)
