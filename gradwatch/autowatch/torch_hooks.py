@@ -11,7 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    _global_optimizer_pre_hooks,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils.hooks import RemovableHandle
 
 from gradwatch.probe.graph.in_place import IN_PLACE
@@ -99,6 +103,16 @@ class TorchHooks:
             self._forward.remove()
             self._forward = None
 
+    def stay_last(self) -> None:
+        """Come after all other hooks of the steps of all optimizers.
+
+        A listener may begin or end to watch a loop in `before_step`, which adds and removes such hooks. Torch goes over
+        them meanwhile, and would raise if another one were to follow.
+        """
+        hooks, key = _global_optimizer_pre_hooks, self._handles[0].id
+        if key in hooks and next(reversed(hooks)) != key:
+            hooks[key] = hooks.pop(key)
+
     def loss_of(self, tensor: Tensor) -> Tensor:
         """Return the loss whose scaled value is a tensor, or the tensor itself."""
         unscaled, self._unscaled = self._unscaled, None
@@ -128,6 +142,7 @@ class TorchHooks:
         if not torch.compiler.is_compiling():
             self._stepped = optimizer
             self._listener.after_step(optimizer)
+            self.stay_last()
 
     def _around_backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
         def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:

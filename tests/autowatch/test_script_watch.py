@@ -236,6 +236,22 @@ def test_an_optimizer_that_never_steps_does_not_hold_up_the_others(unedited, mon
     assert len(monitor.history["loss"]) == 25  # the first row waits for 16 updates
 
 
+def test_loops_that_are_found_while_an_optimizer_calls_its_hooks_go_on(unedited, monitors):
+    def train_alone(model):  # no forward pass of a module shows the loop before the first step
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(STEPS):
+            loss = nn.functional.linear(torch.randn(16, 4), model.weight, model.bias).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    with unedited():
+        for _ in range(3):
+            train_alone(nn.Linear(4, 1))
+
+    assert len(monitors) == 3
+
+
 def test_weights_frozen_for_an_evaluation_before_the_first_step_are_watched_once_they_train(unedited, monitors):
     with unedited():
         model = make()
