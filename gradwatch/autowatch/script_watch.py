@@ -194,8 +194,6 @@ class ScriptWatch:
             except GradwatchError as error:
                 if running is None:  # otherwise it is tried again at the first step, when parameters have shapes
                     self._refuse(str(error), moving)
-        if self._hooks is not None and not self.is_over:
-            self._hooks.stay_last()
         self._made = [(clock, ref) for clock, ref in self._made if ref() in self._waiting()]
 
     def _watch(self, models: Mapping[str, nn.Module], moving: Sequence[Optimizer], running: nn.Module | None) -> None:
@@ -289,6 +287,8 @@ class ScriptWatch:
             yield
         finally:
             self.is_attaching = False
+            if self._hooks is not None and not self.is_over:
+                self._hooks.stay_last()
 
     def _waiting(self) -> list[Optimizer]:
         """Return the optimizers of the script that no loop has and that are not refused."""

@@ -252,6 +252,22 @@ def test_loops_that_are_found_while_an_optimizer_calls_its_hooks_go_on(unedited,
     assert len(monitors) == 3
 
 
+def test_optimizers_that_are_made_after_the_first_backward_pass_go_on(unedited, monitors):
+    """As those of Pyro, which has one for each parameter, made when the parameter has its first gradient."""
+    model = make()
+    optimizers = {}
+    with unedited():
+        for _ in range(STEPS):
+            loss_of(model).backward()
+            for param in model.parameters():
+                if param not in optimizers:
+                    optimizers[param] = torch.optim.SGD([param], lr=0.1)
+                optimizers[param].step()
+                optimizers[param].zero_grad()
+
+    assert monitors
+
+
 def test_weights_frozen_for_an_evaluation_before_the_first_step_are_watched_once_they_train(unedited, monitors):
     with unedited():
         model = make()
