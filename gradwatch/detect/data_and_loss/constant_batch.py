@@ -47,9 +47,10 @@ class ConstantBatch:
     are to each other. If the loop passes no batches, (2) reads the inputs of the model instead. A batch of all the data
     is reported as info. Its size shows it: 34 and 178 are no batch sizes, and neither are large sizes that are no
     multiple of 64. L-BFGS needs the same batch at every step, so that is info too, unless other batches came before.
-    A tensor that is passed again counts only for powers of two and sizes such as 24 and 96, and so does (2), unless
-    equal samples are created again in other memory. Reinforcement learning goes over a collection many times: a tensor
-    that is passed again must come `held` or `longest` times, and a batch after others `again` times as often as each.
+    A tensor that is passed again counts only for powers of two and sizes such as 24 and 96, above `toy`, and so does
+    (2), unless equal samples are created again in other memory. Reinforcement learning goes over a collection many
+    times: a tensor that is passed again must come `held` or `longest` times, and a batch after others `again` times as
+    often as each. Samples that are new beside copies of others come from a replay buffer that fills.
 
     Source: pytorch/pytorch#1917, `next(iter(loader))`, https://github.com/pytorch/pytorch/issues/1917.
 
@@ -64,6 +65,7 @@ class ConstantBatch:
         again: Equal batches in a row, in units of the longest such row of an earlier batch. 2: a loop that makes
             several updates per batch makes as many with each.
         small: Samples up to which each size, round or not, may be chosen. 12: hardly any data set is that small.
+        toy: Samples up to which a tensor that is passed again may be all the data. 8: XOR has 4.
         others: Different batches after a finding that withdraw it. 4: a single other batch does not end it.
     """
 
@@ -76,6 +78,7 @@ class ConstantBatch:
     chosen: int = 256
     again: int = 2
     small: int = 12
+    toy: int = 8
     others: int = 4
 
     def detect(self, history: History) -> Iterator[Finding]:
@@ -86,7 +89,7 @@ class ConstantBatch:
         """Yield the observation of each mechanism, in a fixed order."""
         # alike samples of the first steps mean no more than the equal batches that other batches have followed
         if not any(finding.kind == self.kind for finding in history.withdrawn):
-            yield from find_alike_samples(history, chosen=self.chosen, small=self.small)
+            yield from find_alike_samples(history, chosen=self.chosen, small=self.small, toy=self.toy)
         newest_T = history.scalar("batch_hash", 2)
         if (newest_T[:-1] == newest_T[-1]).any():  # cheap, and necessary; nan equals nothing
             yield find_repeated_batch(
@@ -97,6 +100,7 @@ class ConstantBatch:
                 again=self.again,
                 chosen=self.chosen,
                 small=self.small,
+                toy=self.toy,
             )
 
     def recovery(self, history: History, finding: Finding) -> Recovery | None:

@@ -19,13 +19,14 @@ from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
 
 
-def find_alike_samples(history: History, *, chosen: int, small: int) -> Iterator[Sign]:
+def find_alike_samples(history: History, *, chosen: int, small: int, toy: int) -> Iterator[Sign]:
     """Yield a sign for repeated samples: a warning if their number is a batch size.
 
     Args:
         history: History of the run.
         chosen: Samples up to which a batch of each round size counts as chosen.
         small: Samples up to which each size may be chosen.
+        toy: Samples up to which they may be all the data.
     """
     is_handed_over = not math.isnan(history.run.newest("batch_hash")[0])
     # the model may get the same inputs on purpose while the batches of the loop differ
@@ -37,7 +38,7 @@ def find_alike_samples(history: History, *, chosen: int, small: int) -> Iterator
             if is_created_again:
                 is_part = may_be_part(history, values["samples"], chosen=chosen, small=small)
             else:
-                is_part = is_surely_part(history, values["samples"], chosen=chosen)
+                is_part = is_surely_part(history, values["samples"], chosen=chosen, toy=toy)
             yield Sign(
                 f"the first {event.step + 1} steps use the same samples, reordered or with noise",
                 (Quantity(key="batch.nearest_distance", label=label, value=values["distance"], unit="of usual"),),

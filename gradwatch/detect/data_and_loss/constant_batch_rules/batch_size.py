@@ -21,9 +21,9 @@ def batch_size(history: History) -> float:
     return float(history.run.newest("samples_per_s")[0] * history.run.newest("step_ms")[0]) / 1e3
 
 
-def is_surely_part(history: History, size: float, *, chosen: int) -> bool:
-    """Return whether a size is at most `chosen` and typical of batches only: a power of two, or 24, 48, 96."""
-    if history.info.optimizer == LBFGS or not size <= chosen:  # False for nan, an unknown size
+def is_surely_part(history: History, size: float, *, chosen: int, toy: int) -> bool:
+    """Return whether a size is typical of batches only: above `toy`, up to `chosen`, a power of two, or 24, 48, 96."""
+    if history.info.optimizer == LBFGS or not toy < size <= chosen:  # False for nan, an unknown size
         return False
     number = round(size)
     return number.bit_count() == 1 or (number % 8 == 0 and number % 10 > 0)

@@ -23,7 +23,7 @@ from gradwatch.records import Quantity, Severity
 
 
 def find_repeated_batch(
-    history: History, *, repeats: int, held: int, longest: int, again: int, chosen: int, small: int
+    history: History, *, repeats: int, held: int, longest: int, again: int, chosen: int, small: int, toy: int
 ) -> Sign | None:
     """Return a sign if the newest batch repeats more often than other batches or a policy explain.
 
@@ -35,6 +35,7 @@ def find_repeated_batch(
         again: Times that count, in units of the largest number of times that an earlier batch came in a row.
         chosen: Samples up to which a batch of each round size counts as chosen.
         small: Samples up to which each size may be chosen.
+        toy: Samples up to which a tensor that is kept may be all the data.
     """
     hash_T, size, least = history.scalar("batch_hash"), batch_size(history), repeats
     is_held = any(events_of(history, TENSOR_HELD))
@@ -51,7 +52,7 @@ def find_repeated_batch(
     if before_R:
         is_part = True
     elif is_held:
-        is_part = is_surely_part(history, size, chosen=chosen)
+        is_part = is_surely_part(history, size, chosen=chosen, toy=toy)
     else:
         is_part = may_be_part(history, size, chosen=chosen, small=small)
     label = "minimum number of equal batches in a row"

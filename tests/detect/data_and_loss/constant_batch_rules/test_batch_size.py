@@ -18,14 +18,16 @@ def test_odd_sizes_and_large_ones_off_the_grid_are_all_the_data(size):
     assert not may_be_part(make_batches([0]), size, chosen=256, small=12)
 
 
-@pytest.mark.parametrize(("size", "is_sure"), [(32, True), (96, True), (40, False), (75, False), (512, False)])
+@pytest.mark.parametrize(
+    ("size", "is_sure"), [(32, True), (96, True), (40, False), (75, False), (512, False), (4, False)]
+)
 def test_powers_of_two_and_their_like_are_surely_chosen(size, is_sure):
-    assert is_surely_part(make_batches([0]), size, chosen=256) is is_sure
-    assert not is_surely_part(make_batches([0]), math.nan, chosen=256), "an unknown size is no evidence"
+    assert is_surely_part(make_batches([0]), size, chosen=256, toy=8) is is_sure
+    assert not is_surely_part(make_batches([0]), math.nan, chosen=256, toy=8), "an unknown size is no evidence"
 
 
 def test_every_size_is_what_lbfgs_needs():
     history = make_batches([0], optimizer="LBFGS")
 
     assert not may_be_part(history, 32, chosen=256, small=12)
-    assert not is_surely_part(history, 32, chosen=256)
+    assert not is_surely_part(history, 32, chosen=256, toy=8)
