@@ -168,6 +168,11 @@ DERIVATIVE = EventKind(
     values={"tensors": "tensors"},
     text="the loss is differentiable with respect to tensors of shape {shapes}, which are not parameters",
 )
+OUTPUT_PAIRS = EventKind(
+    name="graph-output-pairs",
+    meaning="The loss compares outputs with each other, or divides them by their norm.",
+    text="the loss compares outputs of the last layer with each other, which hardly depends on its bias",
+)
 CLASSES = EventKind(
     name="graph-classes",
     meaning="The loss is one cross entropy of logits; the layer is the bias of the output.",

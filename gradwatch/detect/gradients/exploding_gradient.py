@@ -15,7 +15,7 @@ from gradwatch.detect.gradients.exploding_gradient_rules.jumps import find_jumps
 from gradwatch.detect.gradients.exploding_gradient_rules.over_depth import find_growth_over_depth
 from gradwatch.detect.gradients.exploding_gradient_rules.recurrence import find_growth_over_time
 from gradwatch.detect.gradients.exploding_gradient_rules.unbounded_loss import find_unbounded_loss
-from gradwatch.events import RECURRENCE
+from gradwatch.events import DERIVATIVE, OUTPUT_PAIRS, RECURRENCE
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding
@@ -46,7 +46,8 @@ class ExplodingGradient:
     the loss must be above its start. (2) Growth over depth: the size of a gradient element in each module, and by how
     many orders of magnitude a line through the logarithms rises towards the input. (3) The gain of the backward pass:
     the gradient norm of the median weight matrix over the norm of the output layer's bias, which is what the loss sends
-    in. It is left out if a loss may be made of derivatives by the inputs (a physics-informed network). (4) Growth over
+    in. It is left out if a loss may be made of derivatives by the inputs (a physics-informed network), or compares
+    outputs with each other (metric learning). (4) Growth over
     time: by how much the gradient grows on its way back, if a forward pass uses one parameter on its own result
     repeatedly. (5) An unbounded loss: it falls below zero faster and faster, and the weights grow too. Loss and norm
     are `unbounded` times as large as in the first 8 steps. A loss with a least value flattens out. (6) Jumps: the
@@ -182,6 +183,7 @@ class ExplodingGradient:
         yield Example("gradients grow 1e8-fold over depth", deep.history(), deep.names(0))
         yield Example("a sum over neighbours multiplies the gradient at each layer", *make_gain(3.2))
         yield Example("the weights' gradients are ten times the output bias's", make_gain(1.0)[0])
+        yield Example("a loss of distances between outputs", make_gain(3.2, event=OUTPUT_PAIRS)[0])
         looped = Synthetic(steps=20).add_event(RECURRENCE, layer="layers.3.weight", values={"uses": 96, "growth": 4.7})
         yield Example("a recurrence multiplies by more than one at each step", looped.history(), ("layers.3.weight",))
         looped = Synthetic(steps=20).add_event(RECURRENCE, layer="layers.3.weight", values={"uses": 96, "growth": 2.2})
@@ -210,6 +212,6 @@ class ExplodingGradient:
         yield Example("rewards are sparse: most losses are an entropy bonus", make_levels(1.0, low=1e-3))
         yield Example(
             "the residual of a differential equation, to which the output's bias adds nothing",
-            make_gain(3.2, by_inputs=True)[0],
+            make_gain(3.2, event=DERIVATIVE)[0],
         )
         yield Example("one spike", Synthetic(steps=140).spike(step=137, factor=300).history())

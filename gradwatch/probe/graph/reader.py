@@ -14,7 +14,6 @@ from gradwatch.attempts import Attempts
 from gradwatch.events import BROADCAST, CUT, DERIVATIVE, LOG_OF_SOFTMAX, SINGULAR, UNSTABLE, Observation, Place
 from gradwatch.formulas import Formula, stable_code
 from gradwatch.probe.device.dtensor import gathers
-from gradwatch.probe.graph.chosen_outputs import find_chosen_outputs
 from gradwatch.probe.graph.cross_entropy import find_chance_loss, find_class_bias
 from gradwatch.probe.graph.embeddings import find_embedding_uses
 from gradwatch.probe.graph.empty_means import find_empty_means
@@ -22,6 +21,7 @@ from gradwatch.probe.graph.entropy import find_minimized_entropy
 from gradwatch.probe.graph.graph import LEAF, Graph, Node, operation, shape
 from gradwatch.probe.graph.loss_rules import RULES, GraphMatch, Rule, match_divergence
 from gradwatch.probe.graph.output_heads import find_heads, find_parallel_modules
+from gradwatch.probe.graph.output_uses import find_chosen_outputs, find_output_pairs
 from gradwatch.probe.graph.sequence_axis import ROW_LOSSES, match_sequence_axis
 from gradwatch.probe.graph.singularities import SingularFormula, find_singularities, find_unstable
 from gradwatch.probe.graph.softmax_axis import LOSSES, match_axis_mixup
@@ -153,6 +153,7 @@ class LossGraphReader:
             "the class bias": lambda: find_class_bias(*of_graph),
             "the chosen outputs": lambda: find_chosen_outputs(graph),
             "the embeddings": lambda: find_embedding_uses(*of_graph),
+            "the pairs of outputs": lambda: find_output_pairs(*of_graph),
             "the output heads": lambda: find_heads(*of_graph),
             "the parallel modules": lambda: find_parallel_modules(*of_graph),
             "the entropy": lambda: find_minimized_entropy(*of_graph),

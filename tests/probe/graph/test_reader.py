@@ -26,7 +26,14 @@ def mlp(outputs=3, *last):
     return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, outputs), *last)
 
 
-DESCRIPTIONS = ("graph-chance", "graph-classes", "graph-matrix", "graph-adversary", "graph-side-by-side")
+DESCRIPTIONS = (
+    "graph-chance",
+    "graph-classes",
+    "graph-matrix",
+    "graph-adversary",
+    "graph-side-by-side",
+    "graph-output-pairs",
+)
 """Events that tell how a model is made, and of no mistake."""
 
 

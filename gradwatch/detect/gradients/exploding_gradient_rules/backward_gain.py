@@ -4,7 +4,8 @@ The gradient of the output layer's bias is the signal that the loss sends in, wh
 gradient norm of the median weight matrix over the norm of that bias.
 
 Wrong if the bias is not part of the loss. A loss of derivatives with respect to the inputs (a physics-informed network)
-does not depend on the bias. Nor does a loss that stays constant when all outputs shift by the same amount.
+does not depend on the bias. Nor does a loss that stays constant when all outputs shift by the same amount. So losses
+that compare outputs with each other are left out.
 """
 
 # T = steps of a window, L = parameter tensors, O = matrices that an optimizer holds
@@ -20,7 +21,7 @@ from gradwatch.detect.features.robust_stats import log10, median
 from gradwatch.detect.features.scope import module_of
 from gradwatch.detect.features.structure import structure_of
 from gradwatch.detect.gradients.exploding_gradient_rules.climb import BLOCK_STEPS, NORM
-from gradwatch.events import DERIVATIVE
+from gradwatch.events import DERIVATIVE, OUTPUT_PAIRS
 from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
 
@@ -45,7 +46,8 @@ def find_backward_gain(history: History, *, kind: str, decades: float, cancelled
         or len(history.run.steps(BLOCK_STEPS)) < BLOCK_STEPS
     ):
         return None
-    if any(f.kind == kind for f in history.findings) or any(events_of(history, DERIVATIVE)):
+    is_bias_idle = any(events_of(history, DERIVATIVE)) or any(events_of(history, OUTPUT_PAIRS))
+    if is_bias_idle or any(f.kind == kind for f in history.findings):
         return None
     # at the first step as well: later, collapsed outputs leave the weight with no more than rounding either
     starts = (l2_L, first_steps(history, "grad.l2", 1)[0])

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from gradwatch.events import DERIVATIVE
+from gradwatch.events import EventKind
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 
@@ -21,15 +21,15 @@ def make_falling_loss(*, power: float, norm: float = 1.5, held: int = 1000, grow
     return made.history()
 
 
-def make_gain(decades: float, *, by_inputs: bool = False) -> tuple[History, tuple[str, ...]]:
+def make_gain(decades: float, *, event: EventKind | None = None) -> tuple[History, tuple[str, ...]]:
     """Return a run in which the gradient of the output bias, the last tensor, is `decades` below the others."""
     made = Synthetic(steps=30)
     bias = replace(made.info.layers[-1], name="layers.10.bias", module="layers.10", shape=(64,))
     made.info = replace(made.info, layers=(*made.info.layers[:-1], bias))
     made.grad_l2_TL[:, -1] = np.median(made.grad_l2_TL[:, :-1], axis=1) * 10**-decades
     made.grad_l2_TL[:, 4] *= 10
-    if by_inputs:
-        made.add_event(DERIVATIVE, values={"tensors": 1})
+    if event is not None:
+        made.add_event(event)
     return made.history(), made.names(4)
 
 
