@@ -253,7 +253,7 @@ def test_loops_that_are_found_while_an_optimizer_calls_its_hooks_go_on(unedited,
 
 
 def test_optimizers_that_are_made_after_the_first_backward_pass_go_on(unedited, monitors):
-    """As those of Pyro, which has one for each parameter, made when the parameter has its first gradient."""
+    """Pyro makes an optimizer for each parameter when the parameter gets its first gradient."""
     model = make()
     optimizers = {}
     with unedited():

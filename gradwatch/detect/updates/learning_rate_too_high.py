@@ -62,7 +62,7 @@ class LearningRateTooHigh:
     jump. (4) A loss that diverges within the first 20 steps. It has risen at each of the last `rising` steps, or of
     those before it stopped being finite, and is `runaway` times the first; the first update of some matrix was `large`.
     (5) A rate that compounds, by one factor again and again, and is `compound` times the rate at which `learned` of the
-    loss was learned. Over the newest 64 steps the loss no longer falls. It is told before the rate does harm.
+    loss was learned. Over the newest 64 steps the loss no longer falls. It is reported before it does harm.
 
     These signs are no consequence of numbers that stop being finite later. The finding is critical if nothing else was
     found before it and the run has lost what it had learned. That is so if the run is non-finite, or if the loss, as

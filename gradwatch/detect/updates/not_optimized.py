@@ -156,7 +156,7 @@ class NotOptimized:
         yield Example("layers are kept in a plain list", hidden.history(), ("convs",))
         yield Example("weights stop in the middle of a run", make_stopped(at=0.123), ("layers.4.weight",))
         yield Example("a layer leaves the model, with its last gradient", make_stopped(at=0.123, has_left=True))
-        yield Example("all weights of a critic have come to the bound that they are clipped at", make_stopped(at=0.01))
+        yield Example("clipping holds all weights of a critic at its bound", make_stopped(at=0.01))
         yield Example("a group in the middle has a rate of 0", make_at_zero(6), ("layers.6.weight",))
         yield Example("the first layer has, as frozen ones do: for information", make_at_zero(0), ("layers.0.weight",))
         yield Example("the model's own parameter is, which comes before all its layers", make_own(), ("log_vars",))

@@ -1,4 +1,4 @@
-"""Layers of sequences that run along the batch are told; those that run along time are not."""
+"""Layers of sequences that run along the batch are found; those that run along time are not."""
 
 # B = samples, T = steps, F = features, C = classes
 

@@ -238,7 +238,7 @@ def train_hooked(attach: Attach, *, repaired: bool) -> int:
     tags=("distillation", "memory", "hooks"),
 )
 def features_that_a_hook_collects(attach: Attach) -> None:
-    """A forward hook appends the features to a list, of which each step reads the last one; nobody clears the list, so
+    """A forward hook appends the features to a list. Each step reads the last entry, and nothing clears the list, so
     all features stay in memory with their graphs. Lists of hooks that grow are reported in
     https://github.com/EleutherAI/bergson/pull/55, and graphs that hooks keep in
     https://github.com/utkuozbulak/pytorch-cnn-visualizations/issues/53.
