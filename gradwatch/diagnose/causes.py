@@ -6,92 +6,11 @@ judged, not measured, on a coarse scale: 2 a hint, 4 a good sign, 10 nearly cert
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import final
 
 from gradwatch.diagnose.condition import Condition
-
-
-class CauseId(enum.StrEnum):
-    """Stable names of causes for code, JSON and run directories."""
-
-    LEARNING_RATE_TOO_HIGH = "learning-rate-too-high"
-    SATURATING_STACK = "saturating-stack"
-    BAD_INITIALIZATION = "bad-initialization"
-    LARGE_EMBEDDINGS = "large-embeddings"
-    UNNORMALIZED_STACK = "unnormalized-stack"
-    ZERO_WEIGHTS = "zero-weights"
-    STEEP_GRADIENTS = "steep-gradients"
-    UNDIVIDED_SUM = "undivided-sum"
-    UNBOUNDED_LOSS = "unbounded-loss"
-    SMALL_DIVISOR = "small-divisor"
-    MOVING_TARGET = "moving-target"
-    UNSCALED_HALF_PRECISION = "unscaled-half-precision"
-    LOW_LOSS_SCALE = "low-loss-scale"
-    UNSCALABLE_NAN = "unscalable-nan"
-    DETACHED_LAYER = "detached-layer"
-    CONSTANT_OUTPUT = "constant-output"
-    ZEROED_BRANCH = "zeroed-branch"
-    DEAD_RELUS = "dead-relus"
-    VANISHING_UNITS = "vanishing-units"
-    SINGULAR_FORMULA = "singular-formula"
-    LATENT_FORMULA = "latent-formula"
-    EMPTY_MEAN = "empty-mean"
-    ZERO_LOSS = "zero-loss"
-    BAD_DATA = "bad-data"
-    HALF_PRECISION_OVERFLOW = "half-precision-overflow"
-    ODD_BATCH = "odd-batch"
-    UNSHUFFLED_DATA = "unshuffled-data"
-    UNSCALED_INPUTS = "unscaled-inputs"
-    TARGETS_OUT_OF_RANGE = "targets-out-of-range"
-    UNDIVIDED_SCORES = "undivided-scores"
-    ATTENTION_LOGITS = "attention-logits"
-    UNBALANCED_ROUTER = "unbalanced-router"
-    ENTROPY_ADDED = "entropy-added"
-    POLICY_STEPS = "policy-steps"
-    OTHER_RATIOS = "other-ratios"
-    UNREGISTERED_LAYERS = "unregistered-layers"
-    UNBALANCED_TASKS = "unbalanced-tasks"
-    MISSING_PARAMETERS = "missing-parameters"
-    ROUNDED_UPDATES = "rounded-updates"
-    UPDATES_MISSING = "updates-missing"
-    LEARNING_RATE_TOO_LOW = "learning-rate-too-low"
-    FAST_DECAY = "fast-decay"
-    RATE_AS_FACTOR = "rate-as-factor"
-    MISSING_ZERO_GRAD = "missing-zero-grad"
-    CONSTANT_BATCH = "constant-batch"
-    MEMORIZATION = "memorization"
-    BROADCAST_TARGETS = "broadcast-targets"
-    SEQUENCE_ALONG_BATCH = "sequence-along-batch"
-    STRONG_WEIGHT_DECAY = "strong-weight-decay"
-    SOFTMAX_DIMENSION = "softmax-dimension"
-    PROBABILITIES_AS_SCORES = "probabilities-as-scores"
-    WRONG_MODE = "wrong-mode"
-    RATE_OVERWRITTEN = "rate-overwritten"
-    STALE_STATISTICS = "stale-statistics"
-    NOISY_BATCHES = "noisy-batches"
-    LINEAR_STACK = "linear-stack"
-    UNRELATED_LOSS = "unrelated-loss"
-    COLLAPSED_CODE = "collapsed-code"
-    UNAVERAGED_GRADIENTS = "unaveraged-gradients"
-    CLIPPED_BEFORE_AVERAGE = "clipped-before-average"
-    SUMMED_OVER_RANKS = "summed-over-ranks"
-    DIFFERENT_REPLICAS = "different-replicas"
-    DIFFERENT_MOMENTS = "different-moments"
-    SHARED_BATCHES = "shared-batches"
-    EQUAL_EPOCHS = "equal-epochs"
-    BAD_DATA_ON_RANK = "bad-data-on-rank"
-    NAN_ON_RANK = "nan-on-rank"
-    DIFFERENT_RATES = "different-rates"
-    OWN_STATISTICS = "own-statistics"
-    EQUAL_SEEDS = "equal-seeds"
-    KEPT_GRAPHS = "kept-graphs"
-    EVALUATION_GRAPHS = "evaluation-graphs"
-    GROWING_COLLECTION = "growing-collection"
-    FRAGMENTED_MEMORY = "fragmented-memory"
-    STEP_TOO_LARGE = "step-too-large"
 
 
 @final
@@ -115,7 +34,7 @@ class Cause:
         source: Publication or page that describes the cause.
     """
 
-    id: CauseId
+    id: str
     name: str
     leads: Mapping[str, float]
     explains: Mapping[str, float] = field(default_factory=dict)
@@ -139,7 +58,7 @@ MEMORY_FAQ = "PyTorch, Frequently Asked Questions, https://pytorch.org/docs/stab
 
 CAUSES: tuple[Cause, ...] = (
     Cause(
-        id=CauseId.LEARNING_RATE_TOO_HIGH,
+        id="learning-rate-too-high",
         name="learning rate too high",
         leads={
             "learning-rate-too-high": 12,
@@ -177,7 +96,7 @@ CAUSES: tuple[Cause, ...] = (
         source="Bottou et al. 2018, https://arxiv.org/abs/1606.04838, sec. 4",
     ),
     Cause(
-        id=CauseId.SATURATING_STACK,
+        id="saturating-stack",
         name="saturating activations in a deep network",
         leads={"vanishing-gradient": 8, "saturated-activation": 1},
         explains={
@@ -200,7 +119,7 @@ CAUSES: tuple[Cause, ...] = (
         source="Glorot & Bengio 2010, https://proceedings.mlr.press/v9/glorot10a.html, sec. 3",
     ),
     Cause(
-        id=CauseId.BAD_INITIALIZATION,
+        id="bad-initialization",
         name="bad weight initialization",
         leads={"poor-initialization": 12, "exploding-gradient": 1.5, "vanishing-gradient": 2},
         explains={
@@ -230,7 +149,7 @@ CAUSES: tuple[Cause, ...] = (
         source="He et al. 2015, https://arxiv.org/abs/1502.01852, sec. 2.2",
     ),
     Cause(
-        id=CauseId.LARGE_EMBEDDINGS,
+        id="large-embeddings",
         name="embeddings initialized too large",
         leads={"poor-initialization": 12},
         explains={"learning-rate-too-high": 1.5, "loss-plateau": 2, "overfitting": 1.5},
@@ -247,7 +166,7 @@ CAUSES: tuple[Cause, ...] = (
         source="pytorch/pytorch#3121, https://github.com/pytorch/pytorch/issues/3121",
     ),
     Cause(
-        id=CauseId.UNNORMALIZED_STACK,
+        id="unnormalized-stack",
         name="deep network without normalization",
         leads={"exploding-gradient": 1.5, "vanishing-gradient": 1, "non-finite": 0.3},
         explains={"non-finite": 3, "gradient-spike": 2, "loss-plateau": 2, "oscillating-gradient": 1.5},
@@ -266,7 +185,7 @@ CAUSES: tuple[Cause, ...] = (
         source="Pascanu et al. 2013, https://arxiv.org/abs/1211.5063, sec. 2",
     ),
     Cause(
-        id=CauseId.ZERO_WEIGHTS,
+        id="zero-weights",
         name="weights initialized to zero",
         leads={"dead-relu": 15, "no-gradient": 10, "loss-plateau": 6, "poor-initialization": 15},
         explains={"dead-layer": 2, "rising-sparsity": 1.5},
@@ -277,7 +196,7 @@ CAUSES: tuple[Cause, ...] = (
         source="Goodfellow et al. 2016, Deep learning, sec. 8.4, https://www.deeplearningbook.org",
     ),
     Cause(
-        id=CauseId.STEEP_GRADIENTS,
+        id="steep-gradients",
         name="gradients too large for a usual learning rate",
         leads={"learning-rate-too-high": 3, "exploding-gradient": 0.5, "non-finite": 0.3},
         explains={"gradient-spike": 1.5, "saturated-activation": 1.5, "dead-relu": 1.5, "loss-plateau": 1.5},
@@ -302,7 +221,7 @@ CAUSES: tuple[Cause, ...] = (
         source="LeCun et al. 1998, Efficient BackProp, sec. 4.3, https://doi.org/10.1007/3-540-49430-8_2",
     ),
     Cause(
-        id=CauseId.UNDIVIDED_SUM,
+        id="undivided-sum",
         name="sum over neighbors or positions without averaging",
         leads={"exploding-gradient": 6},
         explains={"poor-initialization": 3, "learning-rate-too-high": 1.5, "loss-plateau": 1.5, "non-finite": 2},
@@ -316,7 +235,7 @@ CAUSES: tuple[Cause, ...] = (
         source="Kipf & Welling 2017, https://arxiv.org/abs/1609.02907, sec. 2",
     ),
     Cause(
-        id=CauseId.UNBOUNDED_LOSS,
+        id="unbounded-loss",
         name="loss is unbounded below",
         leads={"exploding-gradient": 10},
         explains={"learning-rate-too-high": 3, "gradient-spike": 2, "non-finite": 2},
@@ -330,7 +249,7 @@ CAUSES: tuple[Cause, ...] = (
         source="Gulrajani et al. 2017, https://arxiv.org/abs/1704.00028, sec. 2 to 4",
     ),
     Cause(
-        id=CauseId.SMALL_DIVISOR,
+        id="small-divisor",
         name="division by a value near 0",
         leads={"exploding-gradient": 10},
         explains={"gradient-spike": 3, "oscillating-gradient": 3, "learning-rate-too-high": 1.5, "loss-plateau": 1.5},
@@ -344,7 +263,7 @@ CAUSES: tuple[Cause, ...] = (
         source="Liu et al. 2025, https://arxiv.org/abs/2503.20783, sec. 3, on advantages over a deviation",
     ),
     Cause(
-        id=CauseId.MOVING_TARGET,
+        id="moving-target",
         name="target that depends on the model",
         leads={"exploding-gradient": 0.8, "oscillating-gradient": 0.3},
         explains={"non-finite": 2, "gradient-spike": 1.5, "loss-plateau": 1.2},
@@ -355,7 +274,7 @@ CAUSES: tuple[Cause, ...] = (
         source="van Hasselt et al. 2018, https://arxiv.org/abs/1812.02648",
     ),
     Cause(
-        id=CauseId.UNSCALED_HALF_PRECISION,
+        id="unscaled-half-precision",
         name="half precision without loss scaling",
         leads={"fp16-underflow": 15},
         explains={
@@ -375,7 +294,7 @@ CAUSES: tuple[Cause, ...] = (
         source="Micikevicius et al. 2018, https://arxiv.org/abs/1710.03740, sec. 3.2",
     ),
     Cause(
-        id=CauseId.LOW_LOSS_SCALE,
+        id="low-loss-scale",
         name="loss scale too low",
         leads={"fp16-underflow": 10},
         explains={"loss-scale-collapse": 4, "dead-layer": 2, "no-gradient": 1.5, "rising-sparsity": 2},
@@ -386,7 +305,7 @@ CAUSES: tuple[Cause, ...] = (
         source="Micikevicius et al. 2018, https://arxiv.org/abs/1710.03740, sec. 3.2",
     ),
     Cause(
-        id=CauseId.UNSCALABLE_NAN,
+        id="unscalable-nan",
         name="NaN at any loss scale",
         leads={"loss-scale-collapse": 10},
         explains={"non-finite": 4, "not-optimized": 2, "loss-plateau": 2, "fp16-underflow": 1.5},
@@ -399,7 +318,7 @@ CAUSES: tuple[Cause, ...] = (
         source="PyTorch, torch.amp.GradScaler, https://pytorch.org/docs/stable/amp.html",
     ),
     Cause(
-        id=CauseId.DETACHED_LAYER,
+        id="detached-layer",
         name="layer detached from the graph",
         leads={"no-gradient": 8},
         explains={"dead-layer": 2, "not-optimized": 2, "loss-plateau": 1.5},
@@ -411,7 +330,7 @@ CAUSES: tuple[Cause, ...] = (
         source="PyTorch, autograd mechanics, https://pytorch.org/docs/stable/notes/autograd.html",
     ),
     Cause(
-        id=CauseId.CONSTANT_OUTPUT,
+        id="constant-output",
         name="constant output",
         leads={"no-gradient": 8},
         explains={"saturated-activation": 4, "loss-plateau": 3, "dead-layer": 2},
@@ -423,7 +342,7 @@ CAUSES: tuple[Cause, ...] = (
         source="StackOverflow 42800203, https://stackoverflow.com/questions/42800203",
     ),
     Cause(
-        id=CauseId.ZEROED_BRANCH,
+        id="zeroed-branch",
         name="branch multiplied by zero",
         leads={"no-gradient": 3, "dead-layer": 4, "saturated-activation": 0.3},
         explains={"vanishing-gradient": 1.5, "saturated-activation": 3, "layer-imbalance": 1.5},
@@ -435,7 +354,7 @@ CAUSES: tuple[Cause, ...] = (
         source="Srivastava et al. 2015, https://arxiv.org/abs/1505.00387, sec. 2.2",
     ),
     Cause(
-        id=CauseId.DEAD_RELUS,
+        id="dead-relus",
         name="dead ReLUs",
         leads={"dead-relu": 4},
         explains={
@@ -455,7 +374,7 @@ CAUSES: tuple[Cause, ...] = (
         source="Lu et al. 2020, https://arxiv.org/abs/1903.06733",
     ),
     Cause(
-        id=CauseId.VANISHING_UNITS,
+        id="vanishing-units",
         name="units pushed to zero by a penalty or by large steps",
         leads={"rising-sparsity": 6},
         explains={"dead-relu": 3, "dead-layer": 2, "loss-plateau": 1.5},
@@ -467,7 +386,7 @@ CAUSES: tuple[Cause, ...] = (
         source="Bricken et al. 2023, https://transformer-circuits.pub/2023/monosemantic-features",
     ),
     Cause(
-        id=CauseId.SINGULAR_FORMULA,
+        id="singular-formula",
         name="numerically unstable operation",
         leads={"non-finite": 2},
         explains={
@@ -495,7 +414,7 @@ CAUSES: tuple[Cause, ...] = (
         source="PyTorch, numerical accuracy, https://pytorch.org/docs/stable/notes/numerical_accuracy.html",
     ),
     Cause(
-        id=CauseId.LATENT_FORMULA,
+        id="latent-formula",
         name="formula with a stable form",
         leads={"unstable-formula": 20},
         because="The formula is finite for the values of today; it overflows or rounds to log(0) for larger ones.",
@@ -504,7 +423,7 @@ CAUSES: tuple[Cause, ...] = (
         source="Higham 2002, Accuracy and Stability of Numerical Algorithms, https://doi.org/10.1137/1.9780898718027",
     ),
     Cause(
-        id=CauseId.EMPTY_MEAN,
+        id="empty-mean",
         name="batch in which no label counts",
         leads={"non-finite": 20},
         requires=frozenset({Condition.EMPTY_MEAN}),
@@ -514,7 +433,7 @@ CAUSES: tuple[Cause, ...] = (
         source="PyTorch, CrossEntropyLoss, https://pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html",
     ),
     Cause(
-        id=CauseId.ZERO_LOSS,
+        id="zero-loss",
         name="loss that is 0 whatever the model does",
         leads={"loss-plateau": 20},
         requires=frozenset({Condition.ZERO_LOSS}),
@@ -524,7 +443,7 @@ CAUSES: tuple[Cause, ...] = (
         source="PyTorch, MarginRankingLoss, https://pytorch.org/docs/stable/generated/torch.nn.MarginRankingLoss.html",
     ),
     Cause(
-        id=CauseId.BAD_DATA,
+        id="bad-data",
         name="NaN or Inf in the data",
         leads={"non-finite": 1},
         excludes=frozenset({Condition.EMPTY_MEAN}),
@@ -543,7 +462,7 @@ CAUSES: tuple[Cause, ...] = (
         source="PyTorch, torch.isfinite, https://pytorch.org/docs/stable/generated/torch.isfinite.html",
     ),
     Cause(
-        id=CauseId.HALF_PRECISION_OVERFLOW,
+        id="half-precision-overflow",
         name="overflow in half precision (above 65504)",
         leads={"non-finite": 3},
         explains={"loss-scale-collapse": 3, "exploding-gradient": 1.5},
@@ -557,7 +476,7 @@ CAUSES: tuple[Cause, ...] = (
         source="Micikevicius et al. 2018, https://arxiv.org/abs/1710.03740, sec. 3.3",
     ),
     Cause(
-        id=CauseId.ODD_BATCH,
+        id="odd-batch",
         name="outlier batch",
         leads={"gradient-spike": 6},
         explains={
@@ -579,7 +498,7 @@ CAUSES: tuple[Cause, ...] = (
         source="Chowdhery et al. 2022, https://arxiv.org/abs/2204.02311, sec. 5.1",
     ),
     Cause(
-        id=CauseId.UNSHUFFLED_DATA,
+        id="unshuffled-data",
         name="data not shuffled",
         leads={"oscillating-gradient": 3},
         explains={"gradient-spike": 3, "loss-plateau": 2, "exploding-gradient": 1.5},
@@ -590,7 +509,7 @@ CAUSES: tuple[Cause, ...] = (
         source="LeCun et al. 1998, Efficient BackProp, sec. 4.2, https://doi.org/10.1007/3-540-49430-8_2",
     ),
     Cause(
-        id=CauseId.UNSCALED_INPUTS,
+        id="unscaled-inputs",
         name="inputs not normalized",
         leads={
             "layer-imbalance": 5,
@@ -622,7 +541,7 @@ CAUSES: tuple[Cause, ...] = (
         source="LeCun et al. 1998, Efficient BackProp, sec. 4.3, https://doi.org/10.1007/3-540-49430-8_2",
     ),
     Cause(
-        id=CauseId.TARGETS_OUT_OF_RANGE,
+        id="targets-out-of-range",
         name="targets outside the range of the output activation",
         leads={"saturated-activation": 6},
         explains={"loss-plateau": 3, "dead-layer": 1.5},
@@ -635,7 +554,7 @@ CAUSES: tuple[Cause, ...] = (
         source="LeCun et al. 1998, Efficient BackProp, sec. 4.5, https://doi.org/10.1007/3-540-49430-8_2",
     ),
     Cause(
-        id=CauseId.ENTROPY_ADDED,
+        id="entropy-added",
         name="entropy bonus with the wrong sign",
         leads={"saturated-activation": 20},
         explains={"vanishing-gradient": 4, "dead-layer": 3, "layer-imbalance": 2, "loss-plateau": 2},
@@ -646,7 +565,7 @@ CAUSES: tuple[Cause, ...] = (
         source="Mnih et al. 2016, https://arxiv.org/abs/1602.01783, sec. 4",
     ),
     Cause(
-        id=CauseId.POLICY_STEPS,
+        id="policy-steps",
         name="too many or too large updates on the same samples of a policy",
         leads={"policy-divergence": 6},
         explains={"saturated-activation": 2, "loss-plateau": 1.5, "gradient-spike": 1.5, "dead-layer": 1.2},
@@ -661,7 +580,7 @@ CAUSES: tuple[Cause, ...] = (
         "https://arxiv.org/abs/2006.05990, sec. 3.5",
     ),
     Cause(
-        id=CauseId.OTHER_RATIOS,
+        id="other-ratios",
         name="earlier log-probabilities of other samples, or of another distribution",
         leads={"policy-divergence": 4},
         explains={"loss-plateau": 2, "gradient-spike": 1.5},
@@ -676,7 +595,7 @@ CAUSES: tuple[Cause, ...] = (
         source="huggingface/trl#454, https://github.com/huggingface/trl/issues/454",
     ),
     Cause(
-        id=CauseId.UNDIVIDED_SCORES,
+        id="undivided-scores",
         name="attention scores not divided by sqrt(d)",
         leads={"saturated-activation": 3},
         explains={"dead-layer": 2, "layer-imbalance": 2, "vanishing-gradient": 2, "loss-plateau": 1.5},
@@ -691,7 +610,7 @@ CAUSES: tuple[Cause, ...] = (
         source="Vaswani et al. 2017, https://arxiv.org/abs/1706.03762, sec. 3.2.1",
     ),
     Cause(
-        id=CauseId.ATTENTION_LOGITS,
+        id="attention-logits",
         name="attention logits that grow without bound",
         leads={"attention-collapse": 12},
         explains={"loss-plateau": 2, "gradient-spike": 1.5, "exploding-gradient": 1.2, "layer-imbalance": 1.2},
@@ -704,7 +623,7 @@ CAUSES: tuple[Cause, ...] = (
         source="Wortsman et al. 2023, https://arxiv.org/abs/2309.14322, sec. 3.1",
     ),
     Cause(
-        id=CauseId.UNBALANCED_ROUTER,
+        id="unbalanced-router",
         name="a router that nothing balances",
         leads={"dead-layer": 12},
         explains={"no-gradient": 3, "rising-sparsity": 2, "saturated-activation": 2, "loss-plateau": 1.5},
@@ -719,7 +638,7 @@ CAUSES: tuple[Cause, ...] = (
         "https://arxiv.org/abs/2101.03961, sec. 2.2; Zoph et al. 2022, https://arxiv.org/abs/2202.08906, sec. 3.3",
     ),
     Cause(
-        id=CauseId.UNREGISTERED_LAYERS,
+        id="unregistered-layers",
         name="layers not registered in the model",
         leads={"not-optimized": 20},
         explains={"loss-plateau": 2},
@@ -730,7 +649,7 @@ CAUSES: tuple[Cause, ...] = (
         source="PyTorch, nn.ModuleList, https://pytorch.org/docs/stable/generated/torch.nn.ModuleList.html",
     ),
     Cause(
-        id=CauseId.UNBALANCED_TASKS,
+        id="unbalanced-tasks",
         name="losses of the tasks at different scales",
         leads={"layer-imbalance": 8},
         explains={"rising-sparsity": 1.5, "loss-plateau": 1.5},
@@ -741,7 +660,7 @@ CAUSES: tuple[Cause, ...] = (
         source="Kendall et al. 2018, https://arxiv.org/abs/1705.07115; Chen et al. 2018, https://arxiv.org/abs/1711.02257",
     ),
     Cause(
-        id=CauseId.MISSING_PARAMETERS,
+        id="missing-parameters",
         name="parameters missing from the optimizer",
         leads={"not-optimized": 12},
         explains={"layer-imbalance": 2, "loss-plateau": 2},
@@ -753,7 +672,7 @@ CAUSES: tuple[Cause, ...] = (
         source="PyTorch, torch.optim, https://pytorch.org/docs/stable/optim.html",
     ),
     Cause(
-        id=CauseId.ROUNDED_UPDATES,
+        id="rounded-updates",
         name="updates lost to rounding",
         leads={"not-optimized": 8},
         explains={"loss-plateau": 2, "learning-rate-too-low": 2},
@@ -765,7 +684,7 @@ CAUSES: tuple[Cause, ...] = (
         source="Zamirai et al. 2020, Revisiting BFloat16 training, https://arxiv.org/abs/2010.06192",
     ),
     Cause(
-        id=CauseId.UPDATES_MISSING,
+        id="updates-missing",
         name="optimizer step without an update",
         leads={"not-optimized": 12},
         explains={"loss-plateau": 2},
@@ -776,7 +695,7 @@ CAUSES: tuple[Cause, ...] = (
         source="PyTorch, torch.optim, https://pytorch.org/docs/stable/optim.html",
     ),
     Cause(
-        id=CauseId.LEARNING_RATE_TOO_LOW,
+        id="learning-rate-too-low",
         name="learning rate too low",
         leads={"learning-rate-too-low": 12},
         explains={"loss-plateau": 4, "not-optimized": 3},
@@ -787,7 +706,7 @@ CAUSES: tuple[Cause, ...] = (
         source="Karpathy, CS231n, https://cs231n.github.io/neural-networks-3/#ratio",
     ),
     Cause(
-        id=CauseId.FAST_DECAY,
+        id="fast-decay",
         name="schedule decays too fast",
         leads={"learning-rate-too-low": 12},
         explains={"loss-plateau": 4, "not-optimized": 3},
@@ -802,7 +721,7 @@ CAUSES: tuple[Cause, ...] = (
         source="ivadomed/ivadomed#55, https://github.com/ivadomed/ivadomed/issues/55",
     ),
     Cause(
-        id=CauseId.RATE_AS_FACTOR,
+        id="rate-as-factor",
         name="schedule that returns a rate in place of a factor",
         leads={"learning-rate-too-low": 40},
         explains={"loss-plateau": 4, "not-optimized": 3},
@@ -816,7 +735,7 @@ CAUSES: tuple[Cause, ...] = (
         source="https://docs.pytorch.org/docs/stable/generated/torch.optim.lr_scheduler.LambdaLR.html",
     ),
     Cause(
-        id=CauseId.MISSING_ZERO_GRAD,
+        id="missing-zero-grad",
         name="gradients never cleared",
         leads={"missing-zero-grad": 15},
         explains={
@@ -837,7 +756,7 @@ CAUSES: tuple[Cause, ...] = (
         source="PyTorch, https://pytorch.org/tutorials/recipes/recipes/zeroing_out_gradients.html",
     ),
     Cause(
-        id=CauseId.CONSTANT_BATCH,
+        id="constant-batch",
         name="same batch at every step",
         leads={"constant-batch": 10},
         explains={"overfitting": 5, "loss-plateau": 1.5, "vanishing-gradient": 1.2},
@@ -850,7 +769,7 @@ CAUSES: tuple[Cause, ...] = (
         source="pytorch/pytorch#1917, https://github.com/pytorch/pytorch/issues/1917",
     ),
     Cause(
-        id=CauseId.MEMORIZATION,
+        id="memorization",
         name="model memorizes its training data",
         leads={"overfitting": 10},
         because="The model is large enough to memorize every sample, including details that do not generalize.",
@@ -859,7 +778,7 @@ CAUSES: tuple[Cause, ...] = (
         source="Zhang et al. 2017, https://arxiv.org/abs/1611.03530",
     ),
     Cause(
-        id=CauseId.BROADCAST_TARGETS,
+        id="broadcast-targets",
         name="targets broadcast against predictions",
         leads={"loss-plateau": 20},
         explains={"oscillating-gradient": 1.5},
@@ -870,7 +789,7 @@ CAUSES: tuple[Cause, ...] = (
         source="PyTorch, broadcasting semantics, https://pytorch.org/docs/stable/notes/broadcasting.html",
     ),
     Cause(
-        id=CauseId.SEQUENCE_ALONG_BATCH,
+        id="sequence-along-batch",
         name="layer of sequences runs along the batch",
         leads={"loss-plateau": 20},
         explains={"overfitting": 1.5},
@@ -884,7 +803,7 @@ CAUSES: tuple[Cause, ...] = (
         source="PyTorch, torch.nn.LSTM, https://pytorch.org/docs/stable/generated/torch.nn.LSTM.html",
     ),
     Cause(
-        id=CauseId.STRONG_WEIGHT_DECAY,
+        id="strong-weight-decay",
         name="weight decay outweighs the gradient",
         leads={"loss-plateau": 20},
         explains={
@@ -904,7 +823,7 @@ CAUSES: tuple[Cause, ...] = (
         source="Loshchilov & Hutter 2019, sec. 2, https://arxiv.org/abs/1711.05101",
     ),
     Cause(
-        id=CauseId.SOFTMAX_DIMENSION,
+        id="softmax-dimension",
         name="softmax over the wrong dimension",
         leads={"probabilities-into-loss": 20},
         explains={"loss-plateau": 3},
@@ -918,7 +837,7 @@ CAUSES: tuple[Cause, ...] = (
         source="PyTorch, nn.LogSoftmax, https://pytorch.org/docs/stable/generated/torch.nn.LogSoftmax.html",
     ),
     Cause(
-        id=CauseId.PROBABILITIES_AS_SCORES,
+        id="probabilities-as-scores",
         name="probabilities passed to a loss that expects logits",
         leads={"probabilities-into-loss": 20},
         explains={
@@ -934,7 +853,7 @@ CAUSES: tuple[Cause, ...] = (
         source="PyTorch, https://pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html",
     ),
     Cause(
-        id=CauseId.WRONG_MODE,
+        id="wrong-mode",
         name="wrong train/eval mode",
         leads={"train-eval-mismatch": 15},
         explains={"overfitting": 3, "loss-plateau": 1.5, "exploding-gradient": 1.5},
@@ -945,7 +864,7 @@ CAUSES: tuple[Cause, ...] = (
         source="Ioffe & Szegedy 2015, https://arxiv.org/abs/1502.03167, sec. 3.1",
     ),
     Cause(
-        id=CauseId.RATE_OVERWRITTEN,
+        id="rate-overwritten",
         name="dropout rate overwritten by an evaluation",
         leads={"train-eval-mismatch": 40},
         explains={"overfitting": 3},
@@ -956,7 +875,7 @@ CAUSES: tuple[Cause, ...] = (
         source="NVIDIA Megatron-LM, https://github.com/NVIDIA/Megatron-LM/issues/411",
     ),
     Cause(
-        id=CauseId.STALE_STATISTICS,
+        id="stale-statistics",
         name="running statistics that do not fit the data",
         leads={"train-eval-mismatch": 15},
         explains={"overfitting": 3},
@@ -969,7 +888,7 @@ CAUSES: tuple[Cause, ...] = (
         source="Wu & Johnson 2021, https://arxiv.org/abs/2105.07576, sec. 3",
     ),
     Cause(
-        id=CauseId.NOISY_BATCHES,
+        id="noisy-batches",
         name="batch size too small for the gradient noise",
         leads={"loss-plateau": 4, "oscillating-gradient": 2},
         requires=frozenset({Condition.NOISY}),
@@ -979,7 +898,7 @@ CAUSES: tuple[Cause, ...] = (
         source="McCandlish et al. 2018, https://arxiv.org/abs/1812.06162, sec. 2.2",
     ),
     Cause(
-        id=CauseId.LINEAR_STACK,
+        id="linear-stack",
         name="no nonlinearity between linear layers",
         leads={"loss-plateau": 2},  # activations that are called as functions cannot be seen
         explains={"oscillating-gradient": 1.5},
@@ -994,7 +913,7 @@ CAUSES: tuple[Cause, ...] = (
         source="Goodfellow et al. 2016, Deep learning, sec. 6.1, https://www.deeplearningbook.org",
     ),
     Cause(
-        id=CauseId.UNRELATED_LOSS,
+        id="unrelated-loss",
         name="loss does not depend on the inputs as intended",
         leads={"loss-plateau": 3},
         explains={"oscillating-gradient": 1.5, "vanishing-gradient": 1.2},
@@ -1011,7 +930,7 @@ CAUSES: tuple[Cause, ...] = (
         source="Karpathy 2019, https://karpathy.github.io/2019/04/25/recipe/",
     ),
     Cause(
-        id=CauseId.COLLAPSED_CODE,
+        id="collapsed-code",
         name="a divergence or penalty that outweighs the reconstruction (posterior collapse)",
         leads={"loss-plateau": 12},
         explains={
@@ -1033,7 +952,7 @@ CAUSES: tuple[Cause, ...] = (
         "Lucas et al. 2019, https://arxiv.org/abs/1911.02469",
     ),
     Cause(
-        id=CauseId.UNAVERAGED_GRADIENTS,
+        id="unaveraged-gradients",
         name="gradients not averaged over the ranks",
         leads={"unsynchronized-gradient": 12},
         explains={"rank-divergence": 4},
@@ -1044,7 +963,7 @@ CAUSES: tuple[Cause, ...] = (
         source=DDP,
     ),
     Cause(
-        id=CauseId.CLIPPED_BEFORE_AVERAGE,
+        id="clipped-before-average",
         name="gradients clipped before the average over the ranks",
         leads={"unsynchronized-gradient": 20},
         requires=frozenset({Condition.RANK_CLIPPED}),
@@ -1054,7 +973,7 @@ CAUSES: tuple[Cause, ...] = (
         source=DDP,
     ),
     Cause(
-        id=CauseId.SUMMED_OVER_RANKS,
+        id="summed-over-ranks",
         name="gradients not divided by the number of ranks, or divided twice",
         leads={"unsynchronized-gradient": 20},
         explains={"learning-rate-too-high": 3, "exploding-gradient": 2, "learning-rate-too-low": 3},
@@ -1065,7 +984,7 @@ CAUSES: tuple[Cause, ...] = (
         source=DDP,
     ),
     Cause(
-        id=CauseId.DIFFERENT_REPLICAS,
+        id="different-replicas",
         name="weights that differ between the ranks",
         leads={"rank-divergence": 12},
         excludes=frozenset({Condition.RANK_MOMENTS}),
@@ -1075,7 +994,7 @@ CAUSES: tuple[Cause, ...] = (
         source="Li et al. 2020, https://arxiv.org/abs/2006.15704, sec. 3",
     ),
     Cause(
-        id=CauseId.DIFFERENT_MOMENTS,
+        id="different-moments",
         name="states of the optimizers that differ between the ranks",
         leads={"rank-divergence": 12},
         requires=frozenset({Condition.RANK_MOMENTS}),
@@ -1085,7 +1004,7 @@ CAUSES: tuple[Cause, ...] = (
         source=DDP,
     ),
     Cause(
-        id=CauseId.SHARED_BATCHES,
+        id="shared-batches",
         name="ranks train on the same data",
         leads={"rank-data": 12},
         explains={"overfitting": 2},
@@ -1096,7 +1015,7 @@ CAUSES: tuple[Cause, ...] = (
         source="PyTorch, DistributedSampler, https://pytorch.org/docs/stable/data.html",
     ),
     Cause(
-        id=CauseId.EQUAL_EPOCHS,
+        id="equal-epochs",
         name="a DistributedSampler without set_epoch",
         leads={"rank-data": 12},
         explains={"overfitting": 1.5},
@@ -1107,7 +1026,7 @@ CAUSES: tuple[Cause, ...] = (
         source="PyTorch, DistributedSampler, https://pytorch.org/docs/stable/data.html",
     ),
     Cause(
-        id=CauseId.BAD_DATA_ON_RANK,
+        id="bad-data-on-rank",
         name="NaN or Inf in the data of one rank",
         leads={"rank-non-finite": 20, "non-finite": 40},
         explains={"exploding-gradient": 2, "gradient-spike": 2, "dead-layer": 2},
@@ -1118,7 +1037,7 @@ CAUSES: tuple[Cause, ...] = (
         source=DDP,
     ),
     Cause(
-        id=CauseId.NAN_ON_RANK,
+        id="nan-on-rank",
         name="a formula that fails on the batch of one rank",
         leads={"rank-non-finite": 10, "non-finite": 40},
         explains={"exploding-gradient": 2, "gradient-spike": 2, "dead-layer": 2},
@@ -1131,7 +1050,7 @@ CAUSES: tuple[Cause, ...] = (
         source=DDP,
     ),
     Cause(
-        id=CauseId.DIFFERENT_RATES,
+        id="different-rates",
         name="learning rates that differ between the ranks",
         leads={"rank-setting": 12},
         explains={"rank-divergence": 6},
@@ -1143,7 +1062,7 @@ CAUSES: tuple[Cause, ...] = (
         "https://pytorch.org/docs/stable/generated/torch.optim.lr_scheduler.ReduceLROnPlateau.html",
     ),
     Cause(
-        id=CauseId.OWN_STATISTICS,
+        id="own-statistics",
         name="running statistics of each rank's own",
         leads={"rank-setting": 12},
         explains={"train-eval-mismatch": 3},
@@ -1154,7 +1073,7 @@ CAUSES: tuple[Cause, ...] = (
         source="PyTorch, SyncBatchNorm, https://pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html",
     ),
     Cause(
-        id=CauseId.EQUAL_SEEDS,
+        id="equal-seeds",
         name="equal random seeds on all ranks",
         leads={"rank-setting": 12},
         requires=frozenset({Condition.RANK_DRAWS}),
@@ -1164,7 +1083,7 @@ CAUSES: tuple[Cause, ...] = (
         source="PyTorch, Reproducibility, https://pytorch.org/docs/stable/notes/randomness.html",
     ),
     Cause(
-        id=CauseId.KEPT_GRAPHS,
+        id="kept-graphs",
         name="tensors that are kept with their graphs",
         leads={"graph-leak": 20},
         explains={"memory-growth": 8, "out-of-memory": 3},
@@ -1174,7 +1093,7 @@ CAUSES: tuple[Cause, ...] = (
         source=MEMORY_FAQ,
     ),
     Cause(
-        id=CauseId.EVALUATION_GRAPHS,
+        id="evaluation-graphs",
         name="an evaluation with autograd on",
         leads={"evaluation-with-graph": 20},
         explains={"out-of-memory": 1.5},
@@ -1184,7 +1103,7 @@ CAUSES: tuple[Cause, ...] = (
         source="PyTorch, Autograd mechanics, https://pytorch.org/docs/stable/notes/autograd.html",
     ),
     Cause(
-        id=CauseId.GROWING_COLLECTION,
+        id="growing-collection",
         name="a collection that grows at every step",
         leads={"memory-growth": 4},
         explains={"out-of-memory": 3},
@@ -1194,7 +1113,7 @@ CAUSES: tuple[Cause, ...] = (
         source=MEMORY_FAQ,
     ),
     Cause(
-        id=CauseId.FRAGMENTED_MEMORY,
+        id="fragmented-memory",
         name="allocations of many sizes",
         leads={"memory-fragmentation": 10},
         explains={"out-of-memory": 2},
@@ -1204,7 +1123,7 @@ CAUSES: tuple[Cause, ...] = (
         source="PyTorch, CUDA semantics, https://pytorch.org/docs/stable/notes/cuda.html",
     ),
     Cause(
-        id=CauseId.STEP_TOO_LARGE,
+        id="step-too-large",
         name="a step that needs more memory than there is",
         leads={"out-of-memory": 4},
         because="The weights, the state of the optimizer and the activations of one batch do not fit together.",
@@ -1216,5 +1135,5 @@ CAUSES: tuple[Cause, ...] = (
 """All known causes. A kind that leads to no cause is reported as unexplained, with a hint what to check."""
 
 
-def cause_of(cause_id: CauseId) -> Cause:
+def cause_of(cause_id: str) -> Cause:
     return next(cause for cause in CAUSES if cause.id == cause_id)

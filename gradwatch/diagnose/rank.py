@@ -145,7 +145,7 @@ def _diagnosis(history: History, best: _Candidate) -> Diagnosis:
         confirm += f" If not, the next most likely cause is {' or '.join(best.rivals)}."
     return Diagnosis(
         cause=best.cause.name,
-        cause_id=str(best.cause.id),
+        cause_id=best.cause.id,
         certainty=best.certainty,
         findings=best.findings,
         because=" ".join(parts),

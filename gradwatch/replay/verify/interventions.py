@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from gradwatch.diagnose.causes import CauseId
 from gradwatch.errors import GradwatchError
 from gradwatch.replay.locate import bad_samples
 from gradwatch.replay.locate.bad_operation import Located
@@ -42,7 +41,7 @@ class Intervention:
     """
 
     text: str
-    causes: tuple[CauseId, ...]
+    causes: tuple[str, ...]
     axis: str
     run: Callable[[], list[StepOutcome]]
 
@@ -74,10 +73,10 @@ def _numerics(restored: RestoredStep, symptom: Symptom, look: Callable[..., Step
     if restored.config.train.precision == "fp32":
         return
     # zeros in float16 gradients: with a scaler its scale is too low, without a scaler there is none
-    low = CauseId.LOW_LOSS_SCALE if restored.training.scaler else CauseId.UNSCALED_HALF_PRECISION
+    low = "low-loss-scale" if restored.training.scaler else "unscaled-half-precision"
     yield Intervention(
         text=f"float32 instead of {restored.config.train.precision}",
-        causes=(low,) if symptom.kind in ZERO else (CauseId.HALF_PRECISION_OVERFLOW,),
+        causes=(low,) if symptom.kind in ZERO else ("half-precision-overflow",),
         axis="numerics",
         run=lambda: [look(stepper=restored.stepper(precision="fp32", scaler=None))],
     )
@@ -94,12 +93,12 @@ def _data(
     restored: RestoredStep, symptom: Symptom, look: Callable[..., StepOutcome], located: Located | None
 ) -> Iterator[Intervention]:
     # only a large gradient that other batches do not have speaks for an odd batch
-    odd = (CauseId.ODD_BATCH,) if symptom.kind in LARGE else ()
+    odd = ("odd-batch",) if symptom.kind in LARGE else ()
     if located and (window := _without(restored, located.samples)):
         yield Intervention(
             text=f"without {'sample' if len(located.samples) == 1 else 'samples'} "
             f"{', '.join(map(str, located.samples[:6]))}{', ...' if len(located.samples) > 6 else ''} of the batch",
-            causes=(CauseId.BAD_DATA,) if located.blame.name == "DATA" else (),
+            causes=("bad-data",) if located.blame.name == "DATA" else (),
             axis="data",
             run=lambda: [look(window=window)],
         )
@@ -147,7 +146,7 @@ def _guarded(located: Located, symptom: Symptom, look: Callable[..., StepOutcome
 
     return Intervention(
         text=f"inputs of {located.name} on line {place.line} clamped 1e-6 away from the singularity",
-        causes=(CauseId.UNSCALABLE_NAN if symptom.kind == "loss-scale-collapse" else CauseId.SINGULAR_FORMULA,),
+        causes=("unscalable-nan" if symptom.kind == "loss-scale-collapse" else "singular-formula",),
         axis="formula",
         run=run,
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal, final
 
-from gradwatch.diagnose.causes import CauseId
 from gradwatch.records import Diagnosis, Finding, Remedy
 from gradwatch.replay.locate.bad_operation import Located
 
@@ -33,7 +32,7 @@ class Experiment:
     result: str
     gone: bool | None
     change: Remedy | None = None
-    causes: tuple[CauseId, ...] = ()
+    causes: tuple[str, ...] = ()
     axis: str = "config"
     is_healthy: bool = True
     start_step: int | None = None
@@ -73,7 +72,7 @@ class TestedCause:
         """Return plain data."""
         return {
             "cause": self.cause,
-            "cause_id": str(self.cause_id),
+            "cause_id": self.cause_id,
             "status": self.status,
             "checks": [c.to_json() for c in self.experiments],
         }

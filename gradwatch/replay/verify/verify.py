@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from gradwatch.diagnose.case import Case
-from gradwatch.diagnose.causes import CAUSES, Cause, CauseId, cause_of
+from gradwatch.diagnose.causes import CAUSES, Cause, cause_of
 from gradwatch.diagnose.conditions import conditions_of
 from gradwatch.diagnose.remedies import remedies
 from gradwatch.diagnose.run_numbers import RunNumbers, measure_run
@@ -112,7 +112,7 @@ def _check_data(restored: RestoredStep) -> list[Experiment]:
     if any(bad_samples.not_finite(batch) for batch in restored.window):
         return []
     told = "every value is finite"
-    return [Experiment(text="check of the batch", result=told, gone=False, causes=(CauseId.BAD_DATA,), axis="look")]
+    return [Experiment(text="check of the batch", result=told, gone=False, causes=("bad-data",), axis="look")]
 
 
 def _reproduce_training(

@@ -7,7 +7,7 @@ from rank_faults_worker import REMEDIES
 
 import gradwatch
 from gradwatch.diagnose.case import Case
-from gradwatch.diagnose.causes import CauseId, cause_of
+from gradwatch.diagnose.causes import cause_of
 from gradwatch.diagnose.rank import diagnose
 from gradwatch.diagnose.remedies import KNOWN
 from gradwatch.records import Severity
@@ -90,7 +90,7 @@ def test_a_loop_with_a_fault_is_offered_the_remedy_of_a_loop_without_it(remedy, 
         histories = [gradwatch.load_run(folder / case.__name__).history for case in pair]
         leading = diagnose(histories[0])[0]
 
-        assert remedy in cause_of(CauseId(leading.cause_id)).remedies
+        assert remedy in cause_of(leading.cause_id).remedies
         assert KNOWN[remedy](Case.of(histories[0], leading.findings)) in leading.remedies
         assert [d.cause_id for d in diagnose(histories[1]) if d.severity > Severity.INFO] == []
 
