@@ -290,12 +290,6 @@ PARAMETERS_NEW = EventKind(
     values={"tensors": "tensors", "replaced": "of which take the place of a watched parameter"},
     text="{parameters} {how} after `watch`, and no optimizer holds {pronoun}",
 )
-PARAMETERS_LEFT = EventKind(
-    name="parameters-left",
-    meaning="Watched parameters are no longer in the model, or have another shape, or have left their optimizer.",
-    values={"tensors": "tensors"},
-    text="{how}: {parameters}",
-)
 NOTHING_TRAINABLE = EventKind(
     name="nothing-trainable",
     meaning="No parameter of the model requires a gradient, or an optimizer holds no parameter.",

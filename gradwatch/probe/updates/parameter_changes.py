@@ -1,4 +1,4 @@
-"""Find parameters that joined the model, left it, or left their optimizer after the monitor attached, by identity."""
+"""Find parameters that joined the model after the monitor attached, by identity."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import final
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradwatch.events import PARAMETERS_LEFT, PARAMETERS_NEW, Observation
+from gradwatch.events import PARAMETERS_NEW, Observation
 from gradwatch.probe.device.dtensor import gathers, has_values
 from gradwatch.probe.parameters import Models, named_modules
 from gradwatch.probe.updates.outside_moves import fingerprints
@@ -21,7 +21,7 @@ EVERY_STEPS = 10
 
 @final
 class ParameterChanges:
-    """Compare the parameters of the model and of the optimizers with those at the start.
+    """Compare the parameters of the model with those at the start.
 
     A new parameter is reported if it has a gradient, no watched optimizer holds it, and nothing has moved it since an
     earlier comparison. Nothing is compared under FSDP, which replaces parameters by itself.
@@ -38,11 +38,9 @@ class ParameterChanges:
     ) -> None:
         self._models, self._optimizers = models, optimizers
         self._layers = {id(param): layer for param, layer in zip(params, layers, strict=True)}
-        self._params = list(params)  # their ids stay unique while they live
+        self._params = list(params)  # so that their ids stay unique
         self._roots = list(models.values()) if isinstance(models, Mapping) else [models]
         self._is_gathered = any(gathers(module) for _, module in named_modules(models))
-        self._held_at_start = self._held() & self._layers.keys()
-        self._present = {*self._layers}
         self._new: dict[int, tuple[weakref.ref[Tensor], tuple[int, bytes] | None]] = {}  # None: nothing to report
         self._next = 1
 
@@ -55,35 +53,13 @@ class ParameterChanges:
         if step < self._next or self._is_gathered:
             return
         self._next = step - step % EVERY_STEPS + EVERY_STEPS
-        now = _parameters(self._roots)
-        yield from self._find_left(now)
-        if now.keys() - self._layers.keys():
-            yield from self._find_new()
+        now = _ids_of_parameters(self._roots)
+        if now - self._layers.keys():
+            yield from self._find_new({layer.name for key, layer in self._layers.items() if key not in now})
 
-    def _find_left(self, now: Mapping[int, Tensor]) -> Iterator[Observation]:
-        """Yield the watched parameters that are gone, those with another shape, and those without their optimizer."""
-        held = self._held()
-        gone = self._present - now.keys()
-        self._present -= gone
-        freed = self._held_at_start - held
-        self._held_at_start -= freed
-        resized = {id(p) for p in self._params if p.shape != self._layers[id(p)].shape} & self._present
-        self._present -= resized  # reported once
-        for ids, how in (
-            (gone & held, "no longer in the model, but still in an optimizer"),
-            (gone - held, "no longer in the model"),
-            (resized, "in another shape than at the start"),
-            (freed - gone, "no longer in any optimizer"),
-        ):
-            names = [layer.name for key, layer in self._layers.items() if key in ids]
-            if names:
-                yield PARAMETERS_LEFT.observe(
-                    names[0], values={"tensors": len(names)}, parameters=_list(names), how=how
-                )
-
-    def _find_new(self) -> Iterator[Observation]:
-        held = self._held()
-        names = {layer.name for key, layer in self._layers.items() if key not in self._present}
+    def _find_new(self, gone: set[str]) -> Iterator[Observation]:
+        """Yield the new parameters, given the names of those that have left the model."""
+        held = {id(p) for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"]}
         by_module: dict[str, list[str]] = {}
         for module_name, module in named_modules(self._models):
             for own_name, param in module.named_parameters(recurse=False):
@@ -91,11 +67,11 @@ class ParameterChanges:
                     full_name = f"{module_name}.{own_name}" if module_name else own_name
                     by_module.setdefault(module_name, []).append(full_name)
         for module_name, found in by_module.items():
-            replaced = len(names.intersection(found))
+            replaced, rest = len(gone.intersection(found)), len(found) - 1
             yield PARAMETERS_NEW.observe(
                 module_name or found[0],
                 values={"tensors": len(found), "replaced": replaced},
-                parameters=_list(found),
+                parameters=f"`{found[0]}`" + (f" and {rest} more" if rest else ""),
                 how="took the place of a watched parameter" if replaced else "joined the model",
                 pronoun="it" if len(found) == 1 else "them",
             )
@@ -112,24 +88,16 @@ class ParameterChanges:
         self._new[id(param)] = weakref.ref(param), state if is_first else None
         return not is_first and state == before
 
-    def _held(self) -> set[int]:
-        return {id(p) for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"]}
 
-
-def _parameters(roots: Sequence[nn.Module]) -> dict[int, Tensor]:
-    """Return all parameters by their `id`: faster than `named_parameters`, which builds names."""
-    found: dict[int, Tensor] = {}
+def _ids_of_parameters(roots: Sequence[nn.Module]) -> set[int]:
+    """Return the ids of all parameters: faster than `named_parameters`, which builds names."""
+    found: set[int] = set()
     modules, seen = [*roots], set(roots)
     while modules:
         module = modules.pop()
-        found |= {id(param): param for param in module._parameters.values() if param is not None}
+        found.update(id(param) for param in module._parameters.values() if param is not None)
         for child in module._modules.values():
             if child is not None and child not in seen:
                 seen.add(child)
                 modules.append(child)
     return found
-
-
-def _list(names: Sequence[str]) -> str:
-    rest = len(names) - 1
-    return f"`{names[0]}`" + (f" and {rest} more" if rest else "")

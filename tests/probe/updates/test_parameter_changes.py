@@ -1,10 +1,10 @@
-"""Parameters that join the model, leave it or leave their optimizer are found by identity."""
+"""Parameters that join the model are found by identity."""
 
 import pytest
 import torch
 from torch import nn
 
-from gradwatch.events import PARAMETERS_LEFT, PARAMETERS_NEW
+from gradwatch.events import PARAMETERS_NEW
 from gradwatch.probe.parameters import list_parameters
 from gradwatch.probe.updates.parameter_changes import ParameterChanges
 
@@ -77,32 +77,6 @@ def test_a_new_parameter_without_a_gradient_is_not_found():
         model[1].register_module("copy", nn.Linear(8, 8))
 
     assert observed(average) == []
-
-
-@pytest.mark.parametrize(
-    ("change", "text", "tensors"),
-    [
-        (new_head, "no longer in the model, but still in an optimizer: `2.weight` and 1 more", 2),
-        (parametrized, "no longer in the model, but still in an optimizer: `0.weight`", 1),
-        (lambda model, optimizer: optimizer.param_groups[0]["params"].pop(), "no longer in any optimizer: `2.bias`", 1),
-    ],
-)
-def test_a_parameter_that_has_left_is_told_once(change, text, tensors):
-    (left,) = [o for o in observed(change) if o.kind == PARAMETERS_LEFT.name]
-
-    assert left.text == text
-    assert left.values == {"tensors": tensors}
-
-
-def test_a_parameter_of_another_shape_is_told():
-    model, optimizer = make()
-    changes = ParameterChanges(model, *list_parameters(model, optimizer), [optimizer])
-    model[2].weight.data = torch.ones(5, 8)
-
-    (resized,) = changes.find(1)
-
-    assert resized.text == "in another shape than at the start: `2.weight`"
-    assert [*changes.find(10)] == []
 
 
 def test_a_tied_weight_and_an_unchanged_model_are_no_change():
