@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -13,13 +13,10 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from gradwatch.attempts import Attempts
 from gradwatch.events import RANK_ORDER_REPEATED
+from gradwatch.probe.call_listeners import CallListeners, Function
 from gradwatch.records import Event
 
 PART = "the check of the order of samples"
-
-_watches: weakref.WeakSet[EpochWatch] = weakref.WeakSet()
-_replaced: list[tuple[type[Any], Any, Any]] = []
-"""Each class with a replaced `__iter__`: the class, its method, and the method that calls the watches."""
 
 
 @dataclass(slots=True)
@@ -56,20 +53,15 @@ class EpochWatch:
     def attach(self, step: int) -> None:
         """Observe all samplers until `remove`, from an optimizer step on. A discarded watch observes nothing."""
         self.step = step
-        _watches.add(self)
-        if not _replaced:
-            _replace(DataLoader, _samplers_of)
-            _replace(DistributedSampler, lambda sampler: iter((sampler,)))
+        for listeners in PASS_LISTENERS:
+            listeners.add(self)
 
     def remove(self) -> None:
         """Undo `attach`. The last watch restores the classes of torch."""
         for last in self._passes.values():
             self._compare(last)
-        _watches.discard(self)
-        while _replaced and not _watches:
-            owner, original, replacement = _replaced.pop()
-            if vars(owner)["__iter__"] is replacement:  # otherwise other code has wrapped it, and a call does nothing
-                setattr(owner, "__iter__", original)  # noqa: B010 - mypy refuses to assign a method
+        for listeners in PASS_LISTENERS:
+            listeners.remove(self)
 
     def begin(self, sampler: Any) -> None:
         """Note that a pass over a sampler begins."""
@@ -98,18 +90,17 @@ class EpochWatch:
             self._emit(RANK_ORDER_REPEATED.emit(step=last.first_step, values=values))
 
 
-def _replace(owner: type[Any], samplers_of: Callable[[Any], Iterator[Any]]) -> None:
-    original = vars(owner)["__iter__"]
+def _pass_listeners(owner: type[Any], samplers_of: Callable[[Any], Iterable[Any]]) -> CallListeners[EpochWatch]:
+    def around(original: Function, watches: CallListeners[EpochWatch]) -> Function:
+        def iterate(self: Any) -> Any:
+            for watch in watches:
+                for sampler in samplers_of(self):
+                    watch.begin(sampler)
+            return original(self)
 
-    @functools.wraps(original)
-    def replacement(self: Any) -> Any:
-        for watch in tuple(_watches):
-            for sampler in samplers_of(self):
-                watch.begin(sampler)
-        return original(self)
+        return iterate
 
-    _replaced.append((owner, original, replacement))
-    setattr(owner, "__iter__", replacement)  # noqa: B010 - mypy refuses to assign a method
+    return CallListeners(owner, "__iter__", around)
 
 
 def _data_of(sampler: Any) -> Any:
@@ -123,3 +114,10 @@ def _samplers_of(loader: Any) -> Iterator[Any]:
     for sampler in (getattr(loader, "sampler", None), outer, getattr(outer, "sampler", None)):
         if callable(getattr(sampler, "set_epoch", None)):
             yield sampler
+
+
+PASS_LISTENERS = (
+    _pass_listeners(DataLoader, _samplers_of),
+    _pass_listeners(DistributedSampler, lambda sampler: (sampler,)),
+)
+"""Watches of each pass over a DataLoader, or over a sampler that a loop uses by itself."""

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import types
-import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad
 
+from gradwatch.probe.call_listeners import CallListeners, Function
 from gradwatch.probe.device.sync import host_value_or_copy, is_on_host, to_float
 
-Body = Callable[..., Any]
+Factor = Callable[..., float | Tensor | None]
+"""Returns the factor of a call of torch's body, given its arguments after the parameters."""
 
 EPSILON = 1e-6  # torch.nn.utils.clip_grads_with_norm_
 
@@ -31,72 +31,41 @@ class ClipListener(Protocol):
         ...
 
 
-_listeners: list[weakref.ref[ClipListener]] = []  # weak: a discarded monitor must not keep its model
-_replaced: list[tuple[types.CellType, Body, Body]] = []
-"""Each closure with a replaced body: the closure, torch's body, and the body that calls the listeners."""
-
-
 def listen(listener: ClipListener) -> None:
-    """Call a listener around each clipping until `forget`. Nothing is replaced while there is no listener.
-
-    `clip_grad_norm_` also calls `_clip_grads_with_norm_`. Both this function and `clip_grad_value_` are closures around
-    their body, since `torch.no_grad` is added to them. Replacing the body reaches callers that have imported the
-    function earlier, and keeps functions that other code uses instead of torch's.
-    """
-    _listeners.append(weakref.ref(listener, _listeners.remove))
-    if not _replaced:
-        _replace(clip_grad._clip_grads_with_norm_, _norm_factor)
-        _replace(clip_grad.clip_grad_value_, _no_factor)
+    """Call a listener around each clipping until `forget`. Nothing is replaced while there is no listener."""
+    for listeners in CLIP_LISTENERS:
+        listeners.add(listener)
 
 
 def forget(listener: ClipListener) -> None:
     """Undo `listen`. The last listener restores torch's functions."""
-    for reference in [*_listeners]:
-        if reference() is listener:
-            _listeners.remove(reference)
-    if not _listeners:
-        _restore()
+    for listeners in CLIP_LISTENERS:
+        listeners.remove(listener)
 
 
-def _replace(function: Callable[..., Any], factor_of: Callable[..., float | Tensor | None]) -> None:
+def _listeners_of(function: Callable[..., Any], factor: Factor) -> Iterator[CallListeners[ClipListener]]:
     # other code may have replaced the function, or a future torch may define it without a closure
-    if not isinstance(function, types.FunctionType) or function.__globals__ is not vars(clip_grad):
-        return
-    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-    if "func" not in cells:
-        return
-    cell = cells["func"]
-    body = cell.cell_contents
-    replacement = _around(body, factor_of)
-    cell.cell_contents = replacement
-    _replaced.append((cell, body, replacement))
+    if isinstance(function, types.FunctionType) and function.__globals__ is vars(clip_grad):
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        if "func" in cells:
+            yield CallListeners(cells["func"], "cell_contents", lambda body, listeners: _clip(body, listeners, factor))
 
 
-def _restore() -> None:
-    for cell, body, replacement in _replaced:
-        if cell.cell_contents is replacement:  # otherwise other code has wrapped it, and a call finds no listener
-            cell.cell_contents = body
-    _replaced.clear()
-
-
-def _around(body: Body, factor_of: Callable[..., float | Tensor | None]) -> Body:
+def _clip(body: Function, listeners: CallListeners[ClipListener], factor: Factor) -> Function:
     """Return a body that calls the listeners before and after torch's."""
 
-    @functools.wraps(body)
     def clip(parameters: Tensor | Iterable[Tensor], *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return body(parameters, *args, **kwargs)
         params = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        listeners = [listener for reference in _listeners if (listener := reference()) is not None]
-        for listener in listeners:
+        present = [*listeners]
+        for listener in present:
             listener.before_clip(params)
         result = body(params, *args, **kwargs)
-        if not listeners:  # the last monitor was discarded without `close`
-            _restore()
-            return result
-        factor = factor_of(*args, **kwargs)
-        for listener in listeners:
-            listener.after_clip(params, factor)
+        if present:
+            scale = factor(*args, **kwargs)
+            for listener in present:
+                listener.after_clip(params, scale)
         return result
 
     return clip
@@ -117,3 +86,12 @@ def _norm_factor(max_norm: float, total_norm: Any, foreach: bool | None = None) 
 
 def _no_factor(*_: object, **__: object) -> None:
     return None
+
+
+CLIP_LISTENERS = (
+    *_listeners_of(clip_grad._clip_grads_with_norm_, _norm_factor),
+    *_listeners_of(clip_grad.clip_grad_value_, _no_factor),
+)
+"""Listeners of torch's functions. `clip_grad_norm_` also calls `_clip_grads_with_norm_`. Both are closures around their
+body, since `torch.no_grad` is added to them. Replacing the body reaches callers that have imported the function before,
+and keeps functions that other code uses instead of torch's."""
