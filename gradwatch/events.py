@@ -431,6 +431,17 @@ PAIRED = EventKind(
     values={"explained": UNPAIRED.values["explained"]},
     text="predictions fit",
 )
+TARGETS_VISIBLE = EventKind(
+    name="targets-visible",
+    meaning="A language model sees the token after each position, which is the label of that position.",
+    text="each label is the next input token, and every position sees it",
+)
+TARGETS_AHEAD = EventKind(
+    name="targets-ahead",
+    meaning="The labels of a language model are more than one token ahead of its inputs.",
+    values={"ahead": "positions"},
+    text="each label is the input token {ahead:.0f} positions later",
+)
 
 # Clearing of gradients.
 

@@ -803,6 +803,28 @@ CAUSES: tuple[Cause, ...] = (
         source="PyTorch, torch.nn.LSTM, https://pytorch.org/docs/stable/generated/torch.nn.LSTM.html",
     ),
     Cause(
+        id="labels-too-far-ahead",
+        name="labels that are shifted two times",
+        leads={"loss-plateau": 20},
+        requires=frozenset({Condition.TARGETS_AHEAD}),
+        because=(
+            "The data set shifts the labels by one token, and the model or the loss shifts them again. So the model "
+            "learns to skip a token, which is harder than the next one, and of no use."
+        ),
+        confirm="Print a row of input tokens and of labels at the loss: each label must be the next input token.",
+        remedies=("shift_once",),
+        source="transformers, ForCausalLMLoss, which shifts the labels, https://github.com/huggingface/transformers",
+    ),
+    Cause(
+        id="no-causal-mask",
+        name="positions that see the tokens after them",
+        leads={"target-leakage": 20},
+        because="The label of each position is an input of the model, so the model only has to copy it.",
+        confirm="Change the last input token: the scores of all earlier positions must stay the same.",
+        remedies=("causal_mask",),
+        source="Vaswani et al. 2017, sec. 3.2.3, https://arxiv.org/abs/1706.03762",
+    ),
+    Cause(
         id="strong-weight-decay",
         name="weight decay outweighs the gradient",
         leads={"loss-plateau": 20},

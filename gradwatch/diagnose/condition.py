@@ -178,6 +178,9 @@ class Condition(enum.Enum):
     SEQUENCE_AXIS = enum.auto()
     """The autograd graph shows a layer that takes the samples of a batch for the steps of a sequence."""
 
+    TARGETS_AHEAD = enum.auto()
+    """The labels of a language model are more than one token ahead of its inputs."""
+
     SINGULAR_FORMULA = enum.auto()
     """The autograd graph contains a formula near its singular point."""
 

@@ -31,6 +31,7 @@ from gradwatch.events import (
     SEQUENCE_AXIS,
     SINGULAR,
     SOFTMAX_OVER_BATCH,
+    TARGETS_AHEAD,
     UNPAIRED,
     UNREGISTERED,
 )
@@ -201,6 +202,7 @@ def _of_events(history: History, leading: Finding) -> dict[Condition, bool]:
     return {
         Condition.BROADCAST: BROADCAST.name in kinds,
         Condition.SEQUENCE_AXIS: SEQUENCE_AXIS.name in kinds,
+        Condition.TARGETS_AHEAD: TARGETS_AHEAD.name in kinds,
         Condition.SINGULAR_FORMULA: bool(kinds & {SINGULAR.name, LOG_OF_SOFTMAX.name}),
         Condition.CONSTANT_OUTPUT: CONSTANT_SOFTMAX.name in kinds,
         Condition.SOFTMAX_OVER_BATCH: SOFTMAX_OVER_BATCH.name in kinds,

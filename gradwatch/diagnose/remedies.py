@@ -340,6 +340,14 @@ KNOWN: dict[str, Build] = {
         "assert predictions.shape == targets.shape",
     ),
     "batch_first": _either("pass batch_first=True to {where}, or give it inputs of shape (steps, samples, features)"),
+    "shift_once": _either(
+        "shift the labels in one place only: pass unshifted labels to a model that shifts them itself",
+        "loss = model(tokens, labels=tokens).loss",
+    ),
+    "causal_mask": _either(
+        "let no position of {where} see the positions after it: pass a causal mask, or use one direction",
+        "F.scaled_dot_product_attention(query, key, value, is_causal=True)",
+    ),
     "less_decay": _either(
         "lower the weight decay, or the penalty on the weights, to 0.01",
         'for group in optimizer.param_groups:\n    group["weight_decay"] = 0.01',

@@ -14,9 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from gradwatch.attempts import Attempts
 from gradwatch.events import UNREAD, Observation
 from gradwatch.probe.batches.input_scale import ModelInputs
-from gradwatch.probe.batches.target_match import TargetMatch
 from gradwatch.probe.gradients.left_gradients import LeftGradients
-from gradwatch.probe.gradients.recurrence import RecurrenceProbe
 from gradwatch.probe.gradients.zero_grad import ZeroGradCheck
 from gradwatch.probe.graph.reader import READ_STEPS, LossGraphReader, is_due
 from gradwatch.probe.graph.unregistered import find_empty_groups, find_nothing_to_train
@@ -27,6 +25,7 @@ from gradwatch.probe.modules.functional_calls import FunctionalCalls
 from gradwatch.probe.modules.identical_units import find_identical_units
 from gradwatch.probe.modules.random_draws import RandomDraws
 from gradwatch.probe.modules.train_eval_modes import TrainEvalModes
+from gradwatch.probe.output_reader import OutputReader
 from gradwatch.probe.parameters import Models
 from gradwatch.probe.policy.probe import PART as POLICY_PART
 from gradwatch.probe.policy.probe import PolicyProbe
@@ -55,8 +54,7 @@ class Inspections:
         layers: The parameters' descriptions.
         optimizers: The optimizers that move them.
         loss_fn: The loss function, or None if unknown.
-        recurrences: Probe of gradients on their way back through a recurrence, or None.
-        target_match: Comparison of predictions with the targets of other samples, or None.
+        readers: Readers of the outputs of whole models.
         zero_grad: Check that gradients are cleared, or None.
         left_gradients: Check that no other learner's loss leaves gradients, or None.
         known: Events already recorded.
@@ -77,8 +75,7 @@ class Inspections:
         layers: Sequence[LayerInfo],
         optimizers: Sequence[Optimizer],
         loss_fn: Callable[..., Any] | None = None,
-        recurrences: RecurrenceProbe | None = None,
-        target_match: TargetMatch | None = None,
+        readers: Sequence[OutputReader] = (),
         zero_grad: ZeroGradCheck | None = None,
         left_gradients: LeftGradients | None = None,
         known: Iterable[Event] = (),
@@ -95,7 +92,7 @@ class Inspections:
         self._functional = FunctionalCalls(models, list(models.values()) if isinstance(models, Mapping) else [models])
         self._draws = RandomDraws(models)
         self._step = 0  # the step in progress, for the hook of the loss function
-        self._recurrences, self._target_match = recurrences, target_match
+        self._readers = readers
         self._zero_grad, self._left_gradients = zero_grad, left_gradients
         self._moves = OutsideMoves(params, layers)
         self._changes = ParameterChanges(models, params, layers, optimizers)
@@ -148,9 +145,9 @@ class Inspections:
         """
         if self._zero_grad:
             self._attempts.run(CLEARING, self._zero_grad.check_again, step)
-        found = [*self._find("the recurrence", self._recurrences.find)] if self._recurrences else []
-        if self._target_match:
-            found += self._find("the match of outputs and targets", partial(self._target_match.find, loss))
+        found: list[Observation] = []
+        for reader in self._readers:
+            found += self._find(reader.part, partial(reader.find, loss))
         found += self._find(POLICY_PART, partial(self.policy.find, loss, step))
         if self._inputs:
             found += self._find("the inputs", self._inputs.find)

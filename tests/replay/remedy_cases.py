@@ -297,6 +297,29 @@ class LastStep(nn.Module):
         return self.last(states[:, -1])
 
 
+class NextToken(nn.Module):
+    """Predict tokens by attention."""
+
+    def __init__(self, *, is_causal):
+        super().__init__()
+        self.is_causal = is_causal
+        self.embed, self.place = nn.Embedding(20, 16), nn.Parameter(0.1 * torch.randn(12, 16))
+        self.encode = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(16, 20)
+
+    def forward(self, tokens):
+        size = tokens.shape[1]
+        mask = nn.Transformer.generate_square_subsequent_mask(size) if self.is_causal else None
+        states = self.encode(self.embed(tokens) + self.place[:size], src_mask=mask)
+        return self.head(states).transpose(1, 2)
+
+
+def walk(shift):
+    """Return tokens of random walks on a circle of 20, and labels that are some positions ahead."""
+    tokens = (torch.randint(0, 20, (16, 1)) + torch.randint(0, 3, (16, 12 + shift)).cumsum(1)) % 20
+    return tokens[:, :12], tokens[:, shift:]
+
+
 class Operation(nn.Module):
     """A network whose output has an operation added; the code of a remedy takes the place of the operation."""
 
@@ -543,6 +566,20 @@ LOOPS = {
         remedy="batch_first",
         model=lambda fixed: LastStep(batch_first=fixed),
         batch=lambda step, fixed: ((x := torch.randn(32, 10, 8)), x[:, -2, :4].argmax(1)),
+    ),
+    "leak": Loop(
+        kind="target-leakage",
+        cause="no-causal-mask",
+        remedy="causal_mask",
+        model=lambda fixed: NextToken(is_causal=fixed),
+        batch=lambda step, fixed: walk(1),
+    ),
+    "ahead": Loop(
+        kind="loss-plateau",
+        cause="labels-too-far-ahead",
+        remedy="shift_once",
+        model=lambda _: NextToken(is_causal=True),
+        batch=lambda step, fixed: walk(1 if fixed else 2),
     ),
     "dimension": Loop(
         kind="probabilities-into-loss",

@@ -43,6 +43,12 @@ TRANSPOSING = frozenset({"Permute", "T", "Transpose"})
 FACTORS = {"Bmm": ("self", "mat2"), "Baddbmm": ("batch1", "batch2")}
 """Names of the factors that a batched product saves."""
 
+OPEN = -1e4
+"""A number that a mask adds to a logit hides the key if it is below: `-inf`, or the like in half precision."""
+
+MOST_POSITIONS = 0.9
+"""Minimum fraction of the positions that see the next one: a prompt that all positions see is a part of them."""
+
 Saved = Callable[[Node, str], Tensor | None]
 """Returns a tensor that a node saves, by name, or None if it is not in memory unchanged."""
 
@@ -66,6 +72,49 @@ def read_attention(node: Node, saved: Saved) -> Tensor | None:
     return _of_softmax(node, saved) if operation(node) in SOFTMAX else None
 
 
+def queries_and_keys(node: Node, saved: Saved) -> tuple[Node, Node] | None:
+    """Return the operations that computed the queries and the keys of an attention, or None if it is none."""
+    product = node if operation(node) in FUSED else _product_below(node, saved)[0]
+    operands = [child for child, _ in product.next_functions] if product is not None else []
+    # before the factors of a fused sum comes what is added
+    query, key = operands[:2] if product is node else operands[-2:] if len(operands) > 1 else (None, None)
+    return None if query is None or key is None else (query, key)
+
+
+def sees_next_position(node: Node, saved: Saved, *, positions: int) -> bool:
+    """Return whether most queries of an attention of a sequence to itself use the key after them.
+
+    Args:
+        node: A softmax, or attention in one kernel.
+        saved: Returns what a node saves.
+        positions: Length of the sequence, which may follow further keys, such as those of a prompt.
+    """
+    if operation(node) in FUSED:
+        query, mask_name = saved(node, "query"), _mask_name(node)
+        if node._saved_is_causal or query is None:
+            return False
+        size = query.shape[2]
+        is_used = torch.ones(size, size, dtype=torch.bool)
+        if mask_name and getattr(node, f"_saved_{mask_name}") is not None:
+            mask = saved(node, mask_name)
+            if mask is None:
+                return False
+            is_used = mask.expand(*mask.shape[:-2], size, size) > OPEN
+    else:
+        weights = saved(node, "result")
+        if weights is None or weights.ndim < 3 or weights.shape[-1] != weights.shape[-2]:
+            return False
+        is_used = weights > 0
+    if is_used.shape[-1] < positions:
+        return False
+    next_keys = is_used.diagonal(1, -2, -1)[..., 1 - positions :]
+    return bool(next_keys.reshape(-1, positions - 1).any(0).float().mean() > MOST_POSITIONS)
+
+
+def _mask_name(node: Node) -> str | None:
+    return next((name for name in ("attn_mask", "attn_bias") if hasattr(node, f"_saved_{name}")), None)
+
+
 def _of_kernel(node: Node, saved: Saved) -> Tensor | None:
     query, key = saved(node, "query"), saved(node, "key")
     if query is None or key is None or query.ndim != 4 or query.is_nested or not query.numel() or not key.numel():
@@ -81,7 +130,7 @@ def _of_kernel(node: Node, saved: Saved) -> Tensor | None:
         places_K = torch.arange(key.shape[2], device=query.device)
         logits_BHQK = logits_BHQK.masked_fill(places_K > places_Q[:, None], -math.inf)
     # a mask arrives as numbers that are added: a kernel has turned booleans into 0 and -inf
-    name = next((name for name in ("attn_mask", "attn_bias") if hasattr(node, f"_saved_{name}")), None)
+    name = _mask_name(node)
     mask = saved(node, name) if name else None
     if mask is not None:
         whole = mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])

@@ -22,6 +22,7 @@ from gradwatch.probe.activations.accumulator import ActivationAccumulator, Pendi
 from gradwatch.probe.activations.bitmask import UnitMask
 from gradwatch.probe.activations.functional import FunctionalActivations, FunctionCall
 from gradwatch.probe.activations.rules import ActivationRules, rules_of
+from gradwatch.probe.activations.token_targets import TokenTargets
 from gradwatch.probe.batches.target_match import TargetMatch
 from gradwatch.probe.device import backend as kernels
 from gradwatch.probe.device.dtensor import local_part
@@ -30,6 +31,7 @@ from gradwatch.probe.gradients.recurrence import RecurrenceProbe
 from gradwatch.probe.graph.graph import Node, uncollected
 from gradwatch.probe.inert_hook import inert_hook, remove_hooks, takes_hooks
 from gradwatch.probe.nested import has_plain_values, tensors_of
+from gradwatch.probe.output_reader import OutputReader
 from gradwatch.probe.parameters import Models, hookable_modules, named_modules
 from gradwatch.records import ActivationInfo
 
@@ -238,8 +240,7 @@ class ActivationProbe:
         spent_s: Seconds that hooks took since `arm`.
         depth: Calls in progress of modules that may be outermost.
         functions: Accumulators of functional activations, or None.
-        recurrences: Probe of gradients in a recurrence, if the outermost modules are inspected; otherwise None.
-        target_match: Comparison of predictions with the targets of other samples, under the same condition.
+        readers: Readers of the outputs of the outermost modules, if these modules are inspected.
     """
 
     def __init__(self, model: Models, *, max_elements: int = 65536, kernel: kernels.Kernel = "auto") -> None:
@@ -253,10 +254,8 @@ class ActivationProbe:
         self._model, self._limit = model, max_elements
         self._sums = SharedSums(kernels.select_backend(kernel))
         self.functions: FunctionAccumulators | None = None
-        self.recurrences: RecurrenceProbe | None = None
-        self.target_match: TargetMatch | None = None
+        self.readers: tuple[OutputReader, ...] = ()
         self._offer: Callable[[tuple[ActivationInfo, ...]], bool] | None = None
-        self._readers: tuple[RecurrenceProbe | TargetMatch, ...] = ()
         self._called: dict[nn.Module, None] = {}  # outermost modules
         self._order: dict[ActivationInfo, float] = {}
         infos: list[ActivationInfo] = []
@@ -292,7 +291,7 @@ class ActivationProbe:
         for hooks in (self._hooks, self._outer_hooks):
             hooks.register.clear()
             hooks.remove()
-        for reader in self._readers:
+        for reader in self.readers:
             reader.clear()
 
     def find_functions(self, offer: Callable[[tuple[ActivationInfo, ...]], bool]) -> None:
@@ -321,7 +320,7 @@ class ActivationProbe:
 
     def _inspect_outermost(self) -> None:
         """Inspect the graphs of the outermost modules from the next call on."""
-        self.recurrences, self.target_match = self._readers = (RecurrenceProbe(self._model), TargetMatch())
+        self.readers = RecurrenceProbe(self._model), TargetMatch(), TokenTargets(self._model)
         self._hooks.remove()
         self._outer_hooks.remove()
         self._outer_hooks.register = _outer_hooks(self, hookable_modules(self._model))
@@ -335,18 +334,18 @@ class ActivationProbe:
     @property
     def _inspects_outermost(self) -> bool:
         """Return whether anything reads the graphs of the outermost modules."""
-        return self.functions is not None or any(not reader.is_over for reader in self._readers)
+        return self.functions is not None or any(not reader.is_over for reader in self.readers)
 
     def state(self) -> dict[str, Any]:
         """Return the state for further samples as plain data: the watched activations and the state of the readers."""
         return {
             "activations": [dataclasses.asdict(info) for info in self.infos],
-            "readers": [reader.state() for reader in self._readers],
+            "readers": [reader.state() for reader in self.readers],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from the result of `state`, after a call of `expect`."""
-        for reader, its_state in zip(self._readers, state.get("readers", ()), strict=False):  # older states have none
+        for reader, its_state in zip(self.readers, state.get("readers", ()), strict=False):  # older states have none
             reader.restore(its_state)
 
     def arm(self) -> None:
@@ -360,7 +359,7 @@ class ActivationProbe:
             accumulator.clear()
         if self.functions:
             self.functions.begin()
-        for reader in self._readers:
+        for reader in self.readers:
             reader.begin()
         dynamo = sys.modules.get("torch._dynamo")  # the import takes a second, and torch.compile makes it if needed
         if dynamo is not None and hasattr(dynamo.config, _ONCE_UNDER_CHECKPOINT):
@@ -412,9 +411,8 @@ class ActivationProbe:
         if self.functions:
             self.functions.read(output)
             self.functions.end_forward()
-        if self.recurrences and self.target_match:
-            self.recurrences.watch(output)
-            self.target_match.watch(output, inputs)
+        for reader in self.readers:
+            reader.watch(output, inputs)
 
     def _new_accumulator(
         self, rules: ActivationRules | None = None, *, channels_first: bool | None = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, final
+from typing import Any, ClassVar, NamedTuple, final
 
 import numpy as np
 from torch import Tensor
@@ -240,6 +240,8 @@ class TargetMatch:
     outputs, and in a loss with other terms, such as the divergence of a variational autoencoder.
     """
 
+    part: ClassVar[str] = "the match of outputs and targets"
+
     def __init__(self) -> None:
         self._handles: list[RemovableHandle] = []
         self._read: list[OutputCall] = []
@@ -271,7 +273,7 @@ class TargetMatch:
         """Continue from the result of `state`."""
         self._fit.restore(state)
 
-    def watch(self, output: Any, inputs: Any = ()) -> None:
+    def watch(self, output: Any, inputs: Any = (), /) -> None:
         """Hook the output of a model, to read its gradient in the next backward pass.
 
         Args:
@@ -292,7 +294,7 @@ class TargetMatch:
                 hook = _OutputHook(self._read, self._calls, targets, scores.detach())
                 self._handles.append(scores.register_hook(inert_hook(hook)))
 
-    def find(self, loss: Any) -> Iterator[Observation]:
+    def find(self, loss: Any = None, /) -> Iterator[Observation]:
         """Yield an observation, after a backward pass, if predictions ceased to fit their targets, or fit again.
 
         Args:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 import torch
@@ -58,6 +58,8 @@ class RecurrenceProbe:
         is_over: Whether nothing more is read: an event was recorded, or there is no recurrence.
     """
 
+    part: ClassVar[str] = "the recurrence"
+
     def __init__(self, models: Models) -> None:
         params, layers = list_parameters(models)
         self._names: dict[Tensor, str] = {param: layer.name for param, layer in zip(params, layers, strict=True)}
@@ -93,7 +95,7 @@ class RecurrenceProbe:
         remove_hooks(self._handles)
         self._norms_U, self._uses = [], 0
 
-    def watch(self, output: Any) -> None:
+    def watch(self, output: Any, _inputs: Any = (), /) -> None:
         """Find the uses of a parameter in the graph of an output, and hook them to read their gradients."""
         self._calls += 1
         if self.is_over or self._calls != self._next:
@@ -111,7 +113,7 @@ class RecurrenceProbe:
             if leaf.variable in self._names and len(uses) >= max(MIN_USES, self._uses + 1):
                 self._hook_uses(graph, self._names[leaf.variable], uses)
 
-    def find(self) -> Iterator[Observation]:
+    def find(self, _loss: Any = None, /) -> Iterator[Observation]:
         """Yield the parameter with uses that make the gradient grow or shrink, after a backward pass."""
         self._steps, self._is_sampled = self._steps + self._is_sampled, False
         if self._calls and self._next:

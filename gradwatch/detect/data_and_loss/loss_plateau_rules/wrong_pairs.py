@@ -3,6 +3,7 @@
 Predictions (n, 1) against targets (n,) make n x n differences, of which the model can only learn the mean. Calling
 `view` instead of `transpose` mixes classes with time: the softmax then covers other values than the outputs at one
 position. A recurrent layer that gets (samples, steps, features) without `batch_first=True` runs along the samples.
+Labels that both the data set and the model shift are the token after the next one.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from collections.abc import Iterator
 from gradwatch.detect.data_and_loss.loss_plateau_rules.progress import loss_evidence
 from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import Sign
-from gradwatch.events import BROADCAST, MIXED_AXES, SEQUENCE_AXIS
+from gradwatch.events import BROADCAST, MIXED_AXES, SEQUENCE_AXIS, TARGETS_AHEAD
 from gradwatch.history.store import History
 from gradwatch.records import Severity
 
 
 def find_wrong_pairs(history: History) -> Iterator[Sign]:
     """Yield a sign for each loss that compares wrong pairs, and for each layer that mixes the samples of a batch."""
-    for kind in (BROADCAST, MIXED_AXES):
+    for kind in (BROADCAST, MIXED_AXES, TARGETS_AHEAD):
         for event in events_of(history, kind):
             text = f"the loss compares the wrong pairs: {event.text}"
             yield Sign(text, loss_evidence(history), event.step, layer=event.layer, severity=Severity.WARNING)

@@ -1,0 +1,213 @@
+"""Compare the labels of a language model with its input tokens: how far ahead they are, and whether it sees them."""
+
+# B = sequences, T = positions, L = labels of a sequence, V = vocabulary
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any, ClassVar, NamedTuple, final
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from gradwatch.events import TARGETS_AHEAD, TARGETS_VISIBLE, Observation
+from gradwatch.probe.activations.attention import FUSED, SOFTMAX, queries_and_keys, sees_next_position
+from gradwatch.probe.activations.saved_hooks import count_uses, saved_tensor
+from gradwatch.probe.graph.graph import Graph, Node
+from gradwatch.probe.inert_hook import inert_hook, remove_hooks
+from gradwatch.probe.nested import has_plain_values, tensors_of
+from gradwatch.probe.parameters import Models, named_modules
+
+MAX_READS = 2
+"""Sampled steps to read: labels and masks of a loop have the same form at each step."""
+
+MIN_LABELS = 64
+"""Minimum number of labels to compare with tokens: if there are two tokens, chance matches all once in 1e19 times."""
+
+MIN_MATCHES = 0.98
+"""Minimum fraction of labels that equal a token, so that a few may differ at the ends of documents."""
+
+SHIFTS = (0, 1, 2, 3)
+"""Positions that a label may be ahead. A text that repeats itself matches several of them, which proves nothing."""
+
+MAX_CALLS = 4
+"""Maximum number of forward calls of a step to read: a loop may call the parts of a model one by one."""
+
+MAX_VALUES = 1 << 22
+"""Maximum number of values of a gradient to read, of the leading sequences."""
+
+MAX_ATTENTIONS = 4
+"""Maximum number of attentions to read, the nearest to the inputs: what one sees, all later ones may use."""
+
+
+class Lookup(NamedTuple):
+    """Tokens that a model looked up.
+
+    Args:
+        tokens_BT: The tokens.
+        layer: Name of the layer through which a position sees the token after it, or None.
+    """
+
+    tokens_BT: Tensor
+    layer: str | None
+
+
+@final
+class TokenTargets:
+    """Read the tokens that a model looks up and the labels of its loss, at the first sampled steps.
+
+    A model that computes its loss shows the labels in its graph. Otherwise the gradient of its scores does, since only
+    that of the label is negative. Models on a GPU are ignored, because reading them would wait.
+
+    Args:
+        models: A model, or several by name.
+
+    Attributes:
+        is_over: Whether nothing more is read.
+    """
+
+    part: ClassVar[str] = "the labels of tokens"
+
+    def __init__(self, models: Models) -> None:
+        modules = list(named_modules(models))
+        self._owners: dict[Tensor, str] = {
+            param: name for name, module in modules for param in module.parameters(recurse=False)
+        }
+        recurrences = [(name, module) for name, module in modules if isinstance(module, nn.RNNBase)]
+        self._bidirectional = [(name, module.input_size) for name, module in recurrences if module.bidirectional]
+        self._handles: list[RemovableHandle] = []
+        self._lookups: list[Lookup] = []
+        self._labels: list[Tensor] = []
+        self._calls = self._reads = 0
+        self._since: int | None = None
+        self.is_over = False
+
+    def begin(self) -> None:
+        """Prepare for the next sampled step."""
+        self.clear()
+        self._since = count_uses()
+
+    def clear(self) -> None:
+        """Drop the data and the hooks of the step before."""
+        remove_hooks(self._handles)
+        self._lookups, self._labels = [], []
+        self._calls = 0
+
+    def state(self) -> dict[str, Any]:
+        """Return plain data that `restore` reads back."""
+        return {"reads": self._reads, "is_over": self.is_over}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from the result of `state`."""
+        self._reads, self.is_over = state["reads"], state["is_over"]
+
+    def watch(self, output: Any, _inputs: Any = (), /) -> None:
+        """Read the tokens below the output of a model, and the labels, now or in the next backward pass.
+
+        Args:
+            output: Output of a forward call.
+        """
+        outputs = [t for t in tensors_of(output) if t.is_cpu and t.is_floating_point() and t.grad_fn is not None]
+        if self.is_over or self._calls == MAX_CALLS or not outputs:
+            return
+        graph = Graph(*outputs)
+        lookups = [*self._find_lookups(graph)]
+        if not lookups:
+            return
+        self._calls += 1
+        self._lookups += lookups
+        likelihoods = graph.of("NllLoss", "NllLoss2D")
+        for node in likelihoods:
+            labels = saved_tensor(node, "target", self._since)
+            self._labels += [labels] if labels is not None else []
+        if not likelihoods:
+            hook = inert_hook(partial(self._read_labels, positions=lookups[0].tokens_BT.shape[1]))
+            self._handles += [scores.register_hook(hook) for scores in outputs if scores.ndim > 1]
+
+    def find(self, _loss: Any = None, /) -> Iterator[Observation]:
+        """Yield an observation, after a backward pass, if the model sees its labels, or they are too far ahead."""
+        lookups, all_labels = self._lookups, self._labels
+        self.clear()
+        if not lookups or not all_labels:
+            return
+        self._reads += 1
+        self.is_over = self._reads == MAX_READS
+        layers_by_shift: dict[int, list[str]] = {}
+        for lookup in lookups:
+            for labels in all_labels:
+                shift = shift_of(labels, lookup.tokens_BT)
+                if shift is not None:
+                    layers_by_shift.setdefault(shift, []).extend([lookup.layer] if lookup.layer else [])
+        # several heads may predict several tokens; tokens at their own place are the input of an encoder
+        nearest = min(layers_by_shift, default=0)
+        if layers_by_shift.get(nearest) and len(layers_by_shift) == nearest == 1:
+            self.is_over = True
+            yield TARGETS_VISIBLE.observe(layers_by_shift[1][0])
+        elif nearest > 1:
+            self.is_over = True
+            yield TARGETS_AHEAD.observe(values={"ahead": nearest})
+
+    def _find_lookups(self, graph: Graph) -> Iterator[Lookup]:
+        for node in graph.of("Embedding"):
+            tokens = saved_tensor(node, "indices", self._since)
+            # all sequences have the same numbers of positions
+            if tokens is not None and tokens.ndim == 2 and not bool((tokens == tokens[:1]).all()):
+                yield Lookup(tokens, self._layer_that_sees_next(graph, node, positions=tokens.shape[1]))
+
+    def _layer_that_sees_next(self, graph: Graph, lookup: Node, *, positions: int) -> str | None:
+        """Return the layer through which a position sees the token after it, or None."""
+        table = graph.parameter(lookup)
+        for name, width in self._bidirectional:
+            if table is not None and width == table.shape[-1]:
+                return name
+        saved = partial(saved_tensor, since=self._since)
+        for node in reversed(graph.of(*FUSED, *SOFTMAX)[-MAX_ATTENTIONS:]):
+            operands = queries_and_keys(node, saved)
+            # the keys of a decoder may come from an encoder, which sees other tokens
+            if operands is None or not all(lookup in set(graph.below(operand)) for operand in operands):
+                continue
+            if sees_next_position(node, saved, positions=positions):
+                param = graph.parameter(operands[1])
+                return self._owners.get(param) if param is not None else None
+        return None
+
+    def _read_labels(self, gradient: Tensor, *, positions: int) -> None:
+        if not has_plain_values(gradient):
+            return
+        scores = gradient.detach()
+        # one row for each position of each sequence
+        if scores.ndim == 2 and len(scores) % positions == 0:
+            scores = scores.unflatten(0, (-1, positions))
+        scores = scores[: max(1, MAX_VALUES // max(1, scores[0].numel()))]
+        for dim in dict.fromkeys((scores.ndim - 1, 1)):
+            counts = scores.any(dim)
+            if counts.any() and bool(((scores < 0).sum(dim)[counts] == 1).all()):
+                self._labels.append(scores.argmin(dim).where(counts, -1))
+                return
+
+
+def shift_of(labels: Tensor, tokens_BT: Tensor) -> int | None:
+    """Return how many positions the labels are ahead of the tokens, or None if they are other tokens.
+
+    Args:
+        labels: Labels in the order of the tokens, of any shape; negative where a position has none. The last positions
+            may be left out.
+        tokens_BT: The tokens.
+    """
+    sequences, positions = tokens_BT.shape
+    rows = len(labels) if labels.ndim > 1 else sequences
+    if rows > sequences or labels.numel() % rows:
+        return None
+    labels_BL, tokens_BT = labels.reshape(rows, -1), tokens_BT[:rows]
+    if labels_BL.shape[1] > positions:
+        return None
+    matching = [shift for shift in SHIFTS if _matches(labels_BL, tokens_BT[:, shift:])]
+    return matching[0] if len(matching) == 1 else None
+
+
+def _matches(labels_BL: Tensor, tokens_BT: Tensor) -> bool:
+    size = min(labels_BL.shape[1], tokens_BT.shape[1])
+    labels_BL, tokens_BT = labels_BL[:, :size], tokens_BT[:, :size]
+    is_equal = (labels_BL == tokens_BT)[labels_BL >= 0]
+    return is_equal.numel() >= MIN_LABELS and bool(is_equal.float().mean() >= MIN_MATCHES)
