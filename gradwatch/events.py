@@ -434,12 +434,13 @@ PAIRED = EventKind(
 TARGETS_VISIBLE = EventKind(
     name="targets-visible",
     meaning="A language model sees the token after each position, which is the label of that position.",
+    values={"labels": "labels that were compared"},
     text="each label is the next input token, and every position sees it",
 )
 TARGETS_AHEAD = EventKind(
     name="targets-ahead",
     meaning="The labels of a language model are more than one token ahead of its inputs.",
-    values={"ahead": "positions"},
+    values={"ahead": "positions", "labels": TARGETS_VISIBLE.values["labels"]},
     text="each label is the input token {ahead:.0f} positions later",
 )
 

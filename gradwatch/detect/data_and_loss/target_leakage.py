@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from gradwatch.detect import Example
-from gradwatch.detect.data_and_loss.loss_plateau_rules.progress import loss_evidence
 from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import finding_of
 from gradwatch.events import SEQUENCE_AXIS, TARGETS_AHEAD, TARGETS_VISIBLE, EventKind
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
-from gradwatch.records import Finding
+from gradwatch.records import Finding, Quantity
 
 
 @final
@@ -57,12 +56,15 @@ class TargetLeakage:
         """Yield a finding if a layer sees the labels."""
         for event in events_of(history, TARGETS_VISIBLE):
             message = f"the model sees what it is to predict: {event.text}"
-            yield finding_of(self, history, message, *loss_evidence(history), layer=event.layer, onset=event.step)
+            labels = Quantity(key="labels", label="labels that are the next input token", value=event.values["labels"])
+            yield finding_of(self, history, message, labels, layer=event.layer, onset=event.step)
 
     @classmethod
     def examples(cls) -> Iterator[Example]:
         """Yield histories that fire, that stay quiet, and near misses."""
-        visible = _with_event(TARGETS_VISIBLE, "each label is the next input token, and every position sees it")
+        visible = _with_event(
+            TARGETS_VISIBLE, "each label is the next input token, and every position sees it", labels=512
+        )
         yield Example("an attention without a causal mask", visible, ("layers.3",))
         yield Example("a healthy run", Synthetic(steps=20).history())
         ahead = _with_event(TARGETS_AHEAD, "each label is the input token 2 positions later", ahead=2)

@@ -53,6 +53,18 @@ class Lookup(NamedTuple):
     layer: str | None
 
 
+class Shift(NamedTuple):
+    """Labels that are tokens.
+
+    Args:
+        positions: Positions that each label is ahead of its token.
+        labels: Number of labels that were compared.
+    """
+
+    positions: int
+    labels: int
+
+
 @final
 class TokenTargets:
     """Read the tokens that a model looks up and the labels of its loss, at the first sampled steps.
@@ -133,20 +145,17 @@ class TokenTargets:
             return
         self._reads += 1
         self.is_over = self._reads == MAX_READS
-        layers_by_shift: dict[int, list[str]] = {}
-        for lookup in lookups:
-            for labels in all_labels:
-                shift = shift_of(labels, lookup.tokens_BT)
-                if shift is not None:
-                    layers_by_shift.setdefault(shift, []).extend([lookup.layer] if lookup.layer else [])
+        pairs = [(lookup, shift_of(labels, lookup.tokens_BT)) for lookup in lookups for labels in all_labels]
+        shifts = {shift.positions: shift for _, shift in pairs if shift}
+        layers = [lookup.layer for lookup, shift in pairs if shift and shift.positions == 1 and lookup.layer]
         # several heads may predict several tokens; tokens at their own place are the input of an encoder
-        nearest = min(layers_by_shift, default=0)
-        if layers_by_shift.get(nearest) and len(layers_by_shift) == nearest == 1:
+        if layers and len(shifts) == 1:
             self.is_over = True
-            yield TARGETS_VISIBLE.observe(layers_by_shift[1][0])
-        elif nearest > 1:
+            yield TARGETS_VISIBLE.observe(layers[0], values={"labels": shifts[1].labels})
+        elif shifts and min(shifts) > 1:
             self.is_over = True
-            yield TARGETS_AHEAD.observe(values={"ahead": nearest})
+            ahead = shifts[min(shifts)]
+            yield TARGETS_AHEAD.observe(values={"ahead": ahead.positions, "labels": ahead.labels})
 
     def _find_lookups(self, graph: Graph) -> Iterator[Lookup]:
         for node in graph.of("Embedding"):
@@ -187,8 +196,8 @@ class TokenTargets:
                 return
 
 
-def shift_of(labels: Tensor, tokens_BT: Tensor) -> int | None:
-    """Return how many positions the labels are ahead of the tokens, or None if they are other tokens.
+def shift_of(labels: Tensor, tokens_BT: Tensor) -> Shift | None:
+    """Return how far the labels are ahead of the tokens, or None if they are other tokens.
 
     Args:
         labels: Labels in the order of the tokens, of any shape; negative where a position has none. The last positions
@@ -202,12 +211,14 @@ def shift_of(labels: Tensor, tokens_BT: Tensor) -> int | None:
     labels_BL, tokens_BT = labels.reshape(rows, -1), tokens_BT[:rows]
     if labels_BL.shape[1] > positions:
         return None
-    matching = [shift for shift in SHIFTS if _matches(labels_BL, tokens_BT[:, shift:])]
+    matching = [shift for positions in SHIFTS if (shift := _match(labels_BL, tokens_BT, positions))]
     return matching[0] if len(matching) == 1 else None
 
 
-def _matches(labels_BL: Tensor, tokens_BT: Tensor) -> bool:
-    size = min(labels_BL.shape[1], tokens_BT.shape[1])
-    labels_BL, tokens_BT = labels_BL[:, :size], tokens_BT[:, :size]
-    is_equal = (labels_BL == tokens_BT)[labels_BL >= 0]
-    return is_equal.numel() >= MIN_LABELS and bool(is_equal.float().mean() >= MIN_MATCHES)
+def _match(labels_BL: Tensor, tokens_BT: Tensor, positions: int) -> Shift | None:
+    """Return a shift by some positions if it holds."""
+    size = min(labels_BL.shape[1], tokens_BT.shape[1] - positions)
+    labels_BL, tokens_BL = labels_BL[:, :size], tokens_BT[:, positions : positions + size]
+    is_equal = (labels_BL == tokens_BL)[labels_BL >= 0]
+    number = is_equal.numel()
+    return Shift(positions, number) if number >= MIN_LABELS and is_equal.float().mean() >= MIN_MATCHES else None

@@ -221,8 +221,9 @@ def test_labels_are_compared_in_their_places():
     tokens = torch.randint(0, V, (B, T))
     ahead = tokens.roll(-1, 1)
     ahead[:, -1] = -100
-    assert shift_of(ahead, tokens) == shift_of(ahead.flatten(), tokens) == shift_of(tokens[:, 1:], tokens) == 1
-    assert shift_of(tokens, tokens) == 0
+    by_one = (1, B * (T - 1))
+    assert shift_of(ahead, tokens) == shift_of(ahead.flatten(), tokens) == shift_of(tokens[:, 1:], tokens) == by_one
+    assert shift_of(tokens, tokens) == (0, B * T)
     assert shift_of(torch.randint(0, V, (B, T)), tokens) is None
     assert shift_of(torch.randint(0, V, (B,)), tokens) is None, "one label for each text"
     assert shift_of(torch.zeros(B * T, dtype=torch.long), torch.zeros(B, T, dtype=torch.long)) is None
