@@ -61,33 +61,7 @@ _HOME = {
     "watch": "gradwatch.monitor.watch",
 }
 
-__all__ = [
-    "Finding",
-    "FindingError",
-    "History",
-    "Monitor",
-    "Run",
-    "Schedule",
-    "__version__",
-    "attribute",
-    "audit_step",
-    "check",
-    "check_fixed_point",
-    "check_layer",
-    "curvature",
-    "hvp",
-    "incidents",
-    "jvp",
-    "load_run",
-    "locate",
-    "noise_scale",
-    "plan",
-    "precision",
-    "reproducible",
-    "sample_gradients",
-    "spectrum",
-    "watch",
-]
+__all__ = [*_HOME, "__version__"]
 
 
 def __getattr__(name: str) -> object:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -29,51 +29,15 @@ _EXTRA_TIME = "Using `torch.compile\\(module\\)` when there are global hooks"
 """Warning of torch about any hook on all modules. Ours is gone when the compiled module is traced."""
 
 
-class TorchListener(Protocol):
-    """Receives the calls of torch that a script makes. Its methods must not raise."""
-
-    def on_optimizer(self, optimizer: Optimizer) -> None:
-        """Handle that an optimizer was made."""
-        ...
-
-    def on_scaler(self, scaler: GradScaler) -> None:
-        """Handle that a GradScaler was made."""
-        ...
-
-    def on_forward(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Handle that a forward pass of any module begins. Called only while `TorchHooks.watch_forward` is on."""
-        ...
-
-    def on_backward(self, tensors: Any, grad_tensors: Any) -> None:
-        """Handle that a backward pass begins."""
-        ...
-
-    def before_step(self, optimizer: Optimizer) -> None:
-        """Handle that the step of an optimizer begins."""
-        ...
-
-    def after_step(self, optimizer: Optimizer) -> None:
-        """Handle that the step of an optimizer has ended, or that a GradScaler has skipped it."""
-        ...
-
-    def before_clearing(self) -> None:
-        """Handle that a module is about to clear its gradients."""
-        ...
-
-    def after_scaler_update(self) -> None:
-        """Handle that a GradScaler has updated its scale, which ends the step of a loop."""
-        ...
-
-
 @final
 class TorchHooks:
     """Hooks torch for a listener, until `remove`.
 
     Args:
-        listener: Receives the calls of the script.
+        listener: Receives the calls of the script, a `ScriptWatch`. Its methods must not raise.
     """
 
-    def __init__(self, listener: TorchListener) -> None:
+    def __init__(self, listener: Any) -> None:
         self._listener = listener
         self._forward: RemovableHandle | None = None
         self._unscaled: tuple[Tensor, Tensor] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 from accelerate import Accelerator
 from torch import Tensor
@@ -10,15 +10,7 @@ from torch import Tensor
 from gradwatch.probe.call_listeners import CallListeners, Function
 
 
-class AcceleratorListener(Protocol):
-    """An object that reads the loss of a backward pass. Its method must not raise."""
-
-    def after_backward(self, accelerator: Accelerator, loss: Tensor) -> None:
-        """Read the loss and the gradients of a backward pass."""
-        ...
-
-
-def _around(method: Function, listeners: CallListeners[AcceleratorListener]) -> Function:
+def _around(method: Function, listeners: CallListeners[Any]) -> Function:
     def backward(self: Accelerator, loss: Tensor, **kwargs: Any) -> Any:
         result = method(self, loss, **kwargs)
         for listener in listeners:

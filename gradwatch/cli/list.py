@@ -72,7 +72,7 @@ def _statistics() -> Iterator[tuple[str, ...]]:
     from gradwatch import catalogue
 
     for statistic in (*catalogue.PARAM, *catalogue.ACT, *catalogue.RUN):
-        yield statistic.name, statistic.unit, statistic.meaning, statistic.cost
+        yield statistic.name, statistic.unit, statistic.meaning, statistic.cost.text
 
 
 def _shown(parameters: Sequence[Parameter]) -> str:

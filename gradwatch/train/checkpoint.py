@@ -7,11 +7,9 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
-
-from torch import Tensor, nn
 
 from gradwatch.errors import CheckpointError
 from gradwatch.history.disk.atomic import OUT_OF_SPACE
@@ -20,8 +18,6 @@ from gradwatch.state.checkpoint_folder import DamagedError
 
 UNFINISHED, REPLACED = ".tmp", ".old"
 T = TypeVar("T")
-SHOWN = 3
-"""Most names that an error lists for each kind of mismatch."""
 
 
 def save(root: Path, state: Mapping[str, Any], *, step: int, keep: int, best: bool = False) -> Path:
@@ -153,30 +149,6 @@ def newest(root: Path) -> int | None:
     return max(_folders(root), default=None)
 
 
-def load_model(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Load parameters and buffers into a model with the same names and shapes.
-
-    Raises:
-        CheckpointError: The names or shapes differ; the message summarizes the differences.
-    """
-    # compared here, since load_state_dict's own message lists every name
-    own = model.state_dict()
-    missing = [name for name in own if name not in state]
-    unexpected = [name for name in state if name not in own]
-    reshaped = [
-        f"{name} ({_shape(state[name])}, the model has {_shape(own[name])})"
-        for name in own
-        if name in state and isinstance(own[name], Tensor) and state[name].shape != own[name].shape
-    ]
-    sorts = {"missing": missing, "unexpected": unexpected, "of another shape": reshaped}
-    misfits = [f"{len(names)} {sort}: {_shortened(names)}" for sort, names in sorts.items() if names]
-    if misfits:
-        raise CheckpointError(
-            f"the checkpoint does not fit the model ({'; '.join(misfits)}): resume with the config of that run"
-        )
-    model.load_state_dict(state)
-
-
 def _install(work: Path, final_path: Path) -> None:
     """Rename a finished checkpoint to its final path, and keep the previous one until that has succeeded."""
     # rename cannot replace a folder that is not empty; _clean undoes the first rename after a kill between the two
@@ -254,12 +226,3 @@ def _unwritten(root: Path, work: Path, *, needed: int, error: OSError) -> Checkp
         f"{work}: {reason}: a checkpoint takes {needed:,} bytes. {intact}. "
         "Make room on that disk (or lower train.checkpoint.keep), then resume the run."
     )
-
-
-def _shape(tensor: Tensor) -> str:
-    return "x".join(str(n) for n in tensor.shape) or "scalar"
-
-
-def _shortened(names: Sequence[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more

@@ -128,7 +128,7 @@ def _shared_directory(config: Config, ranks: Ranks | None, *, made: Path | None)
         return made
     if ranks is None:
         return new_directory(config)
-    return Path(ranks.from_first(str(new_directory(config)) if ranks.is_first else ""))
+    return Path(ranks.texts(str(new_directory(config)) if ranks.is_first else "")[0])
 
 
 def new_directory(config: Config) -> Path:

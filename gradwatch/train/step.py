@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from gradwatch.config.sections.train import ClipSection
 from gradwatch.errors import GradwatchError
 from gradwatch.probe.device.dtensor import is_distributed
 from gradwatch.probe.device.sync import to_float
@@ -27,14 +28,6 @@ Precision = Literal["fp32", "bf16", "fp16"]
 ONE_SAMPLE = "Expected more than 1 value per channel when training"  # torch.nn.functional.batch_norm
 UNUSED = "find_unused_parameters"  # the way out that DistributedDataParallel names, an option of its own
 AUTOCAST_DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Clip:
-    """Limit of the gradient: of its total L2 norm, or of the magnitude of each element."""
-
-    norm: float | None = None
-    value: float | None = None
 
 
 class Source(enum.IntEnum):
@@ -119,7 +112,7 @@ class Stepper:
     observe: Callable[[], float]
     device: torch.device
     precision: Precision
-    clip: Clip | None
+    clip: ClipSection | None
     on_nonfinite: Literal["skip", "stop", "continue"]
     ranks: Ranks | None = None
     saving: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext

@@ -27,13 +27,13 @@ from gradwatch.probe.device.sync import to_float, to_host
 from gradwatch.probe.device.torch_reduce import NUM_STATISTICS
 from gradwatch.probe.gradients.statistics import GradientProbe
 from gradwatch.records import DataInfo
-from gradwatch.train import activation_checkpointing, activation_offloading, checkpoint
+from gradwatch.train import activation_checkpointing, activation_offloading
 from gradwatch.train.batches import Batches
 from gradwatch.train.objective import Objective
 from gradwatch.train.parallel.parts import Part
 from gradwatch.train.parallel.ranks import Ranks
 from gradwatch.train.parallel.wrapper import parallelize, unwrapped
-from gradwatch.train.step import Clip, Stepper
+from gradwatch.train.step import Stepper
 from gradwatch.train.streams.batches import StreamBatches
 
 
@@ -197,17 +197,17 @@ class TrainingState:
         Raises:
             CheckpointError: The state does not fit; the message shows the differences.
         """
-        checkpoint.load_model(self.model, state["model"])
+        try:
+            self.model.load_state_dict(state["model"])
+            # a copy: on the CPU, load_state_dict keeps the given tensors, and later steps would change them
+            self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        except (RuntimeError, ValueError) as error:  # of the model, or of the optimizer
+            raise CheckpointError(
+                f"the checkpoint does not fit the training: {error}; resume with the run's own config"
+            ) from error
         for name, buffer in self.model.named_buffers():
             if name in state.get("buffers", ()):  # a non-persistent buffer; older checkpoints have none
                 buffer.copy_(state["buffers"][name])
-        try:
-            # a copy: on the CPU, load_state_dict keeps the given tensors, and later steps would change them
-            self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
-        except ValueError as error:
-            raise CheckpointError(
-                f"the checkpoint does not fit optim: {error}; resume with the run's own config"
-            ) from error
         if self.schedule and state["schedule"]:
             self.schedule.load_state_dict(state["schedule"])
         if self.scaler and state["scaler"]:
@@ -266,7 +266,7 @@ class TrainingState:
             observe=observe or (self._sharded_norm if self.is_sharded else _TotalNorm(self.params())),
             device=self.device,
             precision=train.precision,
-            clip=Clip(norm=train.clip.norm, value=train.clip.value) if train.clip else None,
+            clip=train.clip,
             on_nonfinite=train.on_nonfinite,
             ranks=self.ranks,
             saving=self._saving(),

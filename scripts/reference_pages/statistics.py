@@ -16,6 +16,6 @@ def statistics_page() -> str:
     """Return the tables: name, unit, meaning, and when a statistic is measured."""
     parts = []
     for title, statistics in TABLES:
-        rows = [(f"`{s.name}`", cell(s.unit), cell(s.meaning), cell(s.cost)) for s in statistics]
+        rows = [(f"`{s.name}`", cell(s.unit), cell(s.meaning), cell(s.cost.text)) for s in statistics]
         parts.append(f"### {title}\n\n" + table(("statistic", "unit", "meaning", "measured"), rows))
     return "\n\n".join(parts)

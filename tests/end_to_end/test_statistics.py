@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from gradwatch.config.sections.train import ClipSection
 from gradwatch.history.store import History
 from gradwatch.monitor import Monitor, Schedule
 from gradwatch.monitor.wiring import inspect
@@ -12,7 +13,7 @@ from gradwatch.pipeline.pipeline import Pipeline
 from gradwatch.probe.activations.probe import ActivationProbe
 from gradwatch.train import activation_checkpointing
 from gradwatch.train.objective import Objective
-from gradwatch.train.step import Clip, Stepper
+from gradwatch.train.step import Stepper
 
 RTOL, ATOL = 2e-5, 1e-7
 """Stated tolerance: the order of float32 sums differs; counts and fractions are exact."""
@@ -113,7 +114,7 @@ def test_the_same_training_has_the_same_statistics(way):
 def test_clipping_changes_no_statistic_of_the_gradient():
     expected = record()["grad_norm.before_clip"][0]
 
-    history = record(clip=Clip(norm=expected / 10))
+    history = record(clip=ClipSection(norm=expected / 10))
 
     assert history["grad_norm.before_clip"][0] == expected
     assert history["grad_norm.after_clip"][0] == pytest.approx(expected / 10)

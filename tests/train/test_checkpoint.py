@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 import torch
 import warm_python
-from torch import nn
 
 from gradwatch.errors import CheckpointError
 from gradwatch.state import checkpoint_folder as checkpoint_folder
 from gradwatch.state.rng import random_state, set_random_state
-from gradwatch.train.checkpoint import load, load_model, save
+from gradwatch.train.checkpoint import load, save
 
 
 def state(step):
@@ -282,27 +281,6 @@ def test_an_unwritable_root_is_not_called_a_full_disk(tmp_path):
         CheckpointError, match=r"cannot be written: (file exists|not a directory)\. There is no earlier"
     ):
         save(tmp_path / "file", state(1), step=1, keep=1)
-
-
-def test_a_model_that_fits_is_loaded():
-    torch.manual_seed(0)
-    one, two = (nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)) for _ in range(2))
-    load_model(two, one.state_dict())
-    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
-
-
-def test_a_model_that_does_not_fit_is_summed_up():
-    saved = {"0.weight": torch.ones(3, 4), **{f"old.{i}": torch.ones(1) for i in range(5)}}
-    model = nn.Sequential(nn.Linear(3, 3))
-    before = model[0].weight.clone()
-
-    with pytest.raises(CheckpointError) as caught:
-        load_model(model, saved)
-    text = str(caught.value)
-    assert "1 missing: 0.bias" in text
-    assert "5 unexpected: old.0, old.1, old.2 and 2 more" in text
-    assert "1 of another shape: 0.weight (3x4, the model has 3x3)" in text
-    assert torch.equal(model[0].weight, before), "a part was loaded"
 
 
 def draw():

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from gradwatch.config.sections.train import ClipSection
 from gradwatch.errors import GradwatchError
 from gradwatch.train.objective import Objective
-from gradwatch.train.step import Clip, Stepper
+from gradwatch.train.step import Stepper
 
 CPU = torch.device("cpu")
 
@@ -129,7 +130,7 @@ def test_clipping_limits_the_norm_and_reports_both():
     free, clipped = classifier(), classifier()
 
     before = make_stepper(free).run([(x, y)])
-    result = make_stepper(clipped, clip=Clip(norm=before.norm / 4)).run([(x, y)])
+    result = make_stepper(clipped, clip=ClipSection(norm=before.norm / 4)).run([(x, y)])
 
     assert result.norm == before.norm
     assert result.clipped_norm == pytest.approx(before.norm / 4)
@@ -139,7 +140,7 @@ def test_clipping_limits_the_norm_and_reports_both():
 
 def test_clipping_by_value_limits_every_element():
     model = classifier()
-    stepper = make_stepper(model, clip=Clip(value=1e-4))
+    stepper = make_stepper(model, clip=ClipSection(value=1e-4))
     before = weights(model)
 
     stepper.run([samples(8)])

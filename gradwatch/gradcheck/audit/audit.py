@@ -19,35 +19,8 @@ from gradwatch.gradcheck.audit.recorder import EventRecorder
 from gradwatch.gradcheck.audit.result import StepAudit
 from gradwatch.gradcheck.audit.windows import windows
 from gradwatch.gradcheck.stepping.step import eager
+from gradwatch.mistakes import IN_STEPS
 
-KINDS = (
-    "loss-not-divided",
-    "wrong-divisor",
-    "decay-twice",
-    "gradient-dropped",
-    "zero-grad-missing",
-    "zeroed-before-update",
-    "zeroed-between-micro-batches",
-    "mean-of-means",
-    "not-unscaled",
-    "unscaled-early",
-    "unscaled-twice",
-    "clip-before-unscale",
-    "clip-before-the-sum",
-    "clip-after-update",
-    "clip-of-wrong-parameters",
-    "update-before-backward",
-    "updated-twice",
-    "update-skipped",
-    "stale-parameters",
-    "not-in-a-group",
-    "frozen",
-    "not-the-formula",
-    "update-undone",
-    "update-lost",
-    "schedule-before-update",
-    "scheduled-twice",
-)
 MOVE = 0.01
 """Relative change of parameters that must move a loss that depends on them."""
 NOISE_MARGIN = 10
@@ -121,8 +94,8 @@ def check_allowed(allow: Collection[str]) -> None:
     if isinstance(allow, str):
         raise GradwatchError(f"audit_step: allow is a string, expected a list: allow=['{allow}']")
     for name in allow:
-        if name not in KINDS:
-            raise GradwatchError(f"audit_step: allow: there is no kind '{name}'{did_you_mean(name, KINDS)}")
+        if name not in IN_STEPS:
+            raise GradwatchError(f"audit_step: allow: there is no kind '{name}'{did_you_mean(name, IN_STEPS)}")
 
 
 @final

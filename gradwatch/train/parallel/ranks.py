@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from gradwatch.config.sections.train import TrainSection
 from gradwatch.errors import GradwatchError, RankError
-from gradwatch.probe.device.sync import to_float, to_host
+from gradwatch.probe.device.sync import to_host
 from gradwatch.train.parallel.environment import Launched, check_parallel
 
 LOST = "Connection closed by peer"
@@ -63,28 +63,11 @@ class Ranks:
         """Return whether the flag of any rank is set."""
         return any(row[0] for row in self.gather([float(flag)]))
 
-    def from_first(self, text: str) -> str:
-        """Return the text of rank 0."""
-        data = bytearray(text.encode())
-        size = torch.tensor([len(data)], device="cpu")
-        dist.broadcast(size, 0)
-        content = torch.zeros(int(to_float(size)), dtype=torch.uint8, device="cpu")
-        if self.is_first:
-            content = torch.frombuffer(data, dtype=torch.uint8)
-        dist.broadcast(content, 0)
-        return to_host(content).tobytes().decode()
-
     def texts(self, text: str) -> list[str]:
         """Return the text of each rank, in the order of the ranks."""
-        data = text.encode()
-        sizes = [int(row[0]) for row in self.gather([len(data)])]
-        mine = torch.zeros(max(sizes), dtype=torch.uint8, device="cpu")
-        if data:
-            mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        every = [torch.empty_like(mine) for _ in sizes]
-        if len(mine):
-            dist.all_gather(every, mine)
-        return [to_host(one)[:size].tobytes().decode() for one, size in zip(every, sizes, strict=True)]
+        every = [""] * self.world_size
+        dist.all_gather_object(every, text)
+        return every
 
     @contextlib.contextmanager
     def first_on_each_machine(self) -> Iterator[None]:
