@@ -96,9 +96,7 @@ ACT: tuple[Statistic, ...] = (
 RUN: tuple[Statistic, ...] = (
     Statistic("loss", "", "training loss of the optimizer step: mean over all samples of its micro-batches", _HOST),
     Statistic("val_loss", "", "validation loss, on the step after which it was measured", _VALIDATED),
-    Statistic(
-        "val_accuracy", "0..1", "fraction of validation targets predicted correctly", _VALIDATED, is_sampled=True
-    ),
+    Statistic("val_accuracy", "0..1", "fraction of validation targets predicted correctly", _VALIDATED),
     Statistic("grad_norm.before_clip", "", "L2 norm over the gradients that an optimizer holds, unscaled", _HOST),
     Statistic(
         "grad_norm.after_clip", "", "L2 norm over all gradients after clipping; equal if nothing was clipped", _HOST

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import asdict, dataclass, field
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, TypeVar, final
 
 Item_co = TypeVar("Item_co", covariant=True)
@@ -20,6 +22,25 @@ class Lines(tuple[Item_co, ...]):
 
     def __str__(self) -> str:
         return "\n".join(map(str, self)) or "none"
+
+
+def plain(value: Any) -> Any:
+    """Return records, containers and numbers as plain data for JSON. A number that is not finite becomes None."""
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    if is_dataclass(value):
+        return plain_fields(value)
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def plain_fields(record: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass as `plain` data. Of a field `place`, its file and its line join them."""
+    data = {field.name: plain(getattr(record, field.name)) for field in fields(record)}
+    return data | data.pop("place") if isinstance(data.get("place"), dict) else data
 
 
 class Severity(enum.IntEnum):

@@ -44,5 +44,5 @@ def check(built: Any, form: str) -> dict[str, Any]:
     if found.faults:
         first = found.faults[0]
         answer["where"] = [f.where for f in found.faults] + [t for f in found.faults for t in f.tensors]
-        answer |= {"kind": first.kind, "file": first.file or None, "line": first.line or None}
+        answer |= {"kind": first.kind, **first.place.to_json()}
     return answer

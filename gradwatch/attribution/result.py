@@ -14,6 +14,7 @@ from gradwatch.attribution.evidence import Evidence
 from gradwatch.attribution.judge import MapVerdict, Reason
 from gradwatch.attribution.methods import Method
 from gradwatch.attribution.score import Kind, Target
+from gradwatch.records import plain, plain_fields
 
 HEADLINES = {
     "holds": "the map holds",
@@ -68,32 +69,13 @@ class Attribution:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
-        e = self.evidence
-        return {
+        return plain_fields(self.evidence) | {
             "method": self.method,
             "target": [*self.target] if isinstance(self.target, tuple) else self.target,
             "verdict": self.verdict,
-            "reasons": [{"kind": r.kind, "is_proof": r.is_proof, "text": r.text} for r in self.reasons],
-            "score": e.score,
-            "baseline_scores": dict(e.baseline_scores),
-            "gap": _number(e.gap),
-            "steps": dict(e.steps),
-            "activity": _number(e.activity),
-            "agreement": {name: _number(value) for name, value in e.agreement.items()},
-            "stability": {
-                "mean": _number(e.stability.mean),
-                "standard_error": _number(e.stability.standard_error),
-            },
-            "deletion": None
-            if e.deletion is None
-            else {
-                "area": e.deletion.area,
-                "standard_error": e.deletion.standard_error,
-                "better_orders": e.deletion.better_orders,
-            },
-            "interaction": e.interaction,
+            "reasons": [reason._asdict() for reason in self.reasons],
             "evaluations": self.evaluations,
-            "standard_error": _number(self.standard_error),
+            "standard_error": plain(self.standard_error),
             "kind": self.kind,
             "shape": [*self.inputs.shape[1:]],
             "map": [*self.totals],
@@ -154,7 +136,3 @@ class Attribution:
                 f"{e.deletion.better_orders:.0%} are better",
             )
         yield "interaction", f"{e.interaction:.0%} between two of the top features"
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None

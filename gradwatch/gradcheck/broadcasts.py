@@ -14,11 +14,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from gradwatch.errors import shown_path
-from gradwatch.gradcheck.source import SourceLine
 from gradwatch.gradcheck.stepping.cuts import calling_place
 from gradwatch.gradcheck.stepping.step import CheckedStep
 from gradwatch.replay.locate.module_stack import ModuleStack, storage
+from gradwatch.replay.locate.records import Place
 
 _ARITHMETIC = (
     "add sub subtract mul multiply div divide true_divide truediv floor_divide floordiv remainder mod fmod pow"
@@ -46,7 +45,7 @@ class Broadcast:
     shapes: tuple[tuple[int, ...], tuple[int, ...]]
     result: tuple[int, ...]
     module: str
-    place: SourceLine
+    place: Place
 
     @property
     def text(self) -> str:
@@ -147,4 +146,4 @@ def crossed_samples(step: CheckedStep) -> list[str]:
 
     with step.inside(watching):
         step.loss()
-    return [f"{b.text} ({shown_path(b.place.file)}:{b.place.line})" if b.place.file else b.text for b in watch.found]
+    return [f"{b.text} ({b.place})" if b.place else b.text for b in watch.found]

@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal, final
 
-from gradwatch.errors import shown_path
 from gradwatch.mistakes import code_of, shown_code
+from gradwatch.records import plain_fields
+from gradwatch.replay.locate.records import NOWHERE, Place
 
 Verdict = Literal["right", "wrong", "cannot tell"]
 
@@ -27,7 +28,6 @@ class TensorVerdict:
         visible: Smallest relative mistake of this tensor's gradient that would have been seen; infinite if the gradient
             counts as 0 next to the others.
         visible_norm: Norm of the smallest mistake that would have been seen.
-        kinks: Points or directions that were left out because the loss has a kink there.
         note: Why it cannot be told, or what is on purpose.
         forward_mode: The same derivative by forward-mode differentiation, or None where an operation lacks it.
     """
@@ -40,7 +40,6 @@ class TensorVerdict:
     noise: float
     visible: float = math.nan
     visible_norm: float = math.nan
-    kinks: int = 0
     note: str = ""
     forward_mode: float | None = None
 
@@ -60,25 +59,20 @@ class Fault:
         where: Function, hook, module, function of the step or parameter at fault.
         text: One sentence for people.
         tensors: Names of the parameters and inputs whose gradient it makes wrong.
-        file: File of the mistake, or an empty string.
-        line: Line of the mistake, or 0.
+        place: Line of the mistake.
         ratio: Gradient divided by the right gradient, if it is the same for all elements; else nan.
-        source: Text of the line.
     """
 
     kind: str
     where: str
     text: str
     tensors: tuple[str, ...] = ()
-    file: str = ""
-    line: int = 0
+    place: Place = NOWHERE
     ratio: float = math.nan
-    source: str = ""
 
-    @property
-    def place(self) -> str:
-        """Return file and line, such as `model.py:14`, or an empty string."""
-        return f"{shown_path(self.file)}:{self.line}" if self.file else ""
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return plain_fields(self) | {"code": code_of(self.kind)}
 
 
 @final
@@ -145,59 +139,14 @@ class GradientCheck:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
-        return {
-            "verdict": self.verdict,
-            "faults": [
-                {
-                    "kind": f.kind,
-                    "code": code_of(f.kind),
-                    "where": f.where,
-                    "file": f.file or None,
-                    "line": f.line or None,
-                    "ratio": _number(f.ratio),
-                    "tensors": [*f.tensors],
-                    "text": f.text,
-                }
-                for f in self.faults
-            ],
-            "tensors": [
-                {
-                    "name": t.name,
-                    "verdict": t.verdict,
-                    "analytic": _number(t.analytic),
-                    "numeric": _number(t.numeric),
-                    "forward_mode": _number(t.forward_mode),
-                    "error": _number(t.error),
-                    "noise": _number(t.noise),
-                    "visible": _number(t.visible),
-                    "visible_norm": _number(t.visible_norm),
-                    "kinks": t.kinks,
-                    "note": t.note,
-                }
-                for t in self.tensors
-            ],
-            "coverage": {
-                "tensors": self.coverage.tensors,
-                "directions": self.coverage.directions,
-                "runs": self.coverage.runs,
-                "points": self.coverage.points,
-                "functions": [*self.coverage.functions],
-                "kinks": self.coverage.kinks,
-                "dtype": self.coverage.dtype,
-                "batches": [*self.coverage.batches],
-                "batch": self.coverage.batch,
-                "left_out": self.coverage.left_out,
-                "seconds": round(self.coverage.seconds, 3),
-            },
-            "notes": [*self.notes],
-        }
+        return {"verdict": self.verdict} | plain_fields(self)
 
     def __str__(self) -> str:
         lines = [f"the gradient is {self.verdict}" if self.verdict != "cannot tell" else "the gradient: cannot tell"]
         for fault in self.faults:
             lines.append(f"  {fault.text}{shown_code(fault.kind)}")
-            if fault.source:
-                lines.append(f"      {fault.place}: {fault.source}")
+            if fault.place.text:
+                lines.append(f"      {fault.place}: {fault.place.text}")
         lines += [f"  note: {note}" for note in self.notes]
         lines += self._table()
         c = self.coverage
@@ -237,7 +186,3 @@ class GradientCheck:
         ]
         rest = (len(bad) or len(self.tensors)) - len(shown)
         return lines + ([f"  ... and {rest} more{'' if bad else ' right ones'}"] if rest > 0 else [])
-
-
-def _number(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

@@ -10,22 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-
-@final
-@dataclass(frozen=True, slots=True)
-class SourceLine:
-    """A line of a file, with its text."""
-
-    file: str
-    line: int
-
-    @property
-    def text(self) -> str:
-        """Return the text of the line, stripped."""
-        return linecache.getline(self.file, self.line).strip() if self.file else ""
-
-
-NOWHERE = SourceLine("", 0)
+from gradwatch.replay.locate.records import NOWHERE, Place
 
 
 @final
@@ -41,9 +26,9 @@ class FunctionSource:
     file: str
     node: ast.FunctionDef | ast.Lambda
 
-    def place(self, node: ast.AST | None) -> SourceLine:
+    def place(self, node: ast.AST | None) -> Place:
         """Return the place of a node of the tree."""
-        return NOWHERE if node is None else SourceLine(self.file, node.lineno)  # type: ignore[attr-defined]  # a statement
+        return NOWHERE if node is None else Place(self.file, node.lineno)  # type: ignore[attr-defined]  # a statement
 
     def statements(self) -> Iterator[ast.stmt]:
         """Yield the statements of the function in the order of their lines."""
@@ -64,7 +49,7 @@ class FunctionSource:
                 found.append((statement, value.elts if isinstance(value, ast.Tuple) else [value]))
         return found
 
-    def maker(self, wrong: Iterable[int], right: Iterable[int]) -> SourceLine:
+    def maker(self, wrong: Iterable[int], right: Iterable[int]) -> Place:
         """Return the statement that best explains which elements of the returned tuple are wrong.
 
         Args:
@@ -78,7 +63,7 @@ class FunctionSource:
         bad = [elements[i] for i in wrong if i < len(elements)]
         return self.common([(e, statement) for e in bad], [elements[i] for i in right if i < len(elements)])
 
-    def common(self, bad: Sequence[tuple[ast.expr, ast.stmt]], good: Sequence[ast.expr]) -> SourceLine:
+    def common(self, bad: Sequence[tuple[ast.expr, ast.stmt]], good: Sequence[ast.expr]) -> Place:
         """Return the statement that explains wrong values: the last one on which all depend, and no right value does.
 
         Args:
@@ -98,7 +83,7 @@ class FunctionSource:
             return self.place(inline[0])
         return self.place(max(shared, key=lambda s: s.lineno) if shared else bad[0][1])
 
-    def made_by(self, statement: ast.stmt) -> SourceLine:
+    def made_by(self, statement: ast.stmt) -> Place:
         """Return the statement that computes what a statement only passes on, such as `p.grad = g`."""
         value = getattr(statement, "value", None)
         if not isinstance(value, ast.Name) or isinstance(statement, ast.AugAssign):

@@ -6,7 +6,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import final
+from typing import Protocol, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from gradwatch.detect import Detector, EndDetector, RankDetector, TriggeredDetec
 from gradwatch.detect.features.consequences import cause_depth
 from gradwatch.diagnose.rank import diagnose
 from gradwatch.events import NOT_SHOWN, Observation
-from gradwatch.history.disk.writer import Writer
+from gradwatch.history.ending import Status
 from gradwatch.history.store import WINDOW, History, Rows
 from gradwatch.pipeline.ranks.comparison import RankComparison
 from gradwatch.records import Diagnosis, Event, Finding
@@ -31,6 +31,26 @@ MAX_END_S = 5.0
 RANKS = "the comparison of ranks"
 OPTIONAL_METHODS = ("open", "withdraw")
 """Methods that sinks of other packages may lack."""
+
+
+class RunWriter(Protocol):
+    """Writes a growing history to disk; see `gradwatch.history.disk.writer.Writer`."""
+
+    def append(self) -> None:
+        """Write the steps of the history that are not on disk yet."""
+        ...
+
+    def report(self, finding: Finding) -> None:
+        """Write a finding."""
+        ...
+
+    def add_event(self, event: Event) -> None:
+        """Write an event."""
+        ...
+
+    def close(self, status: Status) -> None:
+        """Write the final status of the run, and close the files."""
+        ...
 
 
 @final
@@ -60,7 +80,7 @@ class Ingest:
         *,
         detectors: Sequence[Detector] = (),
         sinks: Sequence[Sink] = (),
-        writer: Writer | None = None,
+        writer: RunWriter | None = None,
         warned: set[str] | None = None,
         ranks: RankComparison | None = None,
     ) -> None:

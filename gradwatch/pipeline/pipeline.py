@@ -11,10 +11,9 @@ from gradwatch import catalogue
 from gradwatch.attempts import Attempts
 from gradwatch.detect import Detector
 from gradwatch.events import Observation
-from gradwatch.history.disk.writer import Writer
 from gradwatch.history.ending import Ending, Status
 from gradwatch.history.store import Floats, Histograms, History, Rows, concatenate
-from gradwatch.pipeline.ingest import MAX_END_S, MAX_UNSHOWN_STEPS, Ingest
+from gradwatch.pipeline.ingest import MAX_END_S, MAX_UNSHOWN_STEPS, Ingest, RunWriter
 from gradwatch.pipeline.ranks.comparison import RankComparison
 from gradwatch.pipeline.ranks.shards import ShardJoin
 from gradwatch.pipeline.worker import Worker
@@ -53,7 +52,7 @@ class Pipeline:
         *,
         detectors: Sequence[Detector] = (),
         sinks: Sequence[Sink] = (),
-        writer: Writer | None = None,
+        writer: RunWriter | None = None,
         first_step: int = 0,
         ranks: RankComparison | None = None,
         shards: ShardJoin | None = None,

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, final
 
+from gradwatch.records import plain_fields
+
 Shapes = tuple[tuple[int, ...], ...]
 FLOPS_PER_BYTE = {"cuda": 100.0}
 """Operations that a type of device makes in the time in which it moves a byte, by order of magnitude."""
@@ -60,20 +62,7 @@ class ModuleRow:
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as plain data; a time that was not measured is null."""
-        times = {"forward_ms": self.forward_ms, "backward_ms": self.backward_ms}
-        return {
-            "name": self.name,
-            "type": self.type,
-            "inputs": [list(shape) for shape in self.inputs],
-            "outputs": [list(shape) for shape in self.outputs],
-            "parameters": self.parameters,
-            "saved_bytes": self.saved_bytes,
-            "saved_tensors": self.saved_tensors,
-            "saved_views": self.saved_views,
-            "input_bytes": self.input_bytes,
-            "flops": self.flops,
-            "moved_bytes": self.moved_bytes,
-        } | {key: None if math.isnan(ms) else ms for key, ms in times.items()}
+        return {key: value for key, value in plain_fields(self).items() if key not in ("order", "is_repeatable")}
 
 
 @final

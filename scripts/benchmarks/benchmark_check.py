@@ -59,7 +59,9 @@ def by_gradwatch(case: Any) -> Answer:
     seconds = time.perf_counter() - begin
     first = found.faults[0] if found.faults else None
     is_near = (
-        first is not None and Path(first.file).name == Path(case.file).name and abs(first.line - case.line) <= NEAR
+        first is not None
+        and Path(first.place.file).name == Path(case.file).name
+        and abs(first.place.line - case.line) <= NEAR
     )
     return Answer(
         case=case.name,

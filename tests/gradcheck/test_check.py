@@ -74,7 +74,7 @@ def test_a_planted_mistake_is_found_and_named(name):
     first = found.faults[0]
     assert first.kind == case.kind
     assert first.where in case.where
-    assert (first.file, abs(first.line - case.line) <= 2) == (case.file, True)
+    assert (first.place.file, abs(first.place.line - case.line) <= 2) == (case.file, True)
 
 
 @pytest.mark.parametrize("name", RIGHT)

@@ -75,7 +75,7 @@ def test_a_wrong_second_derivative_is_named_with_its_line(function):
     (fault,) = found.faults
     assert fault.where == function.__name__
     assert f"the second derivative through {function.__name__}.backward is wrong" in fault.text
-    line = linecache.getline(fault.file, fault.line)
+    line = linecache.getline(fault.place.file, fault.place.line)
     assert ("detach()" in line) == (function is not Intermediate)
     assert {t.verdict for t in found.tensors} == {"right"}
     assert not checked(function, second=True, allow=[function.__name__]).is_wrong

@@ -7,7 +7,7 @@ from typing import Any, Literal, final
 
 from torch import Tensor
 
-from gradwatch.gradcheck.audit.result import NOWHERE, CodeLine
+from gradwatch.replay.locate.records import NOWHERE, Place
 
 EventKind = Literal["start", "backward", "zero", "unscale", "clip", "update", "no-update", "schedule", "end"]
 
@@ -75,7 +75,7 @@ class StepEvent:
     kind: EventKind
     before: TensorCopies
     after: TensorCopies
-    place: CodeLine = NOWHERE
+    place: Place = NOWHERE
     losses: list[LossCall] = field(default_factory=list)
     parts: list[InputMemory] = field(default_factory=list)
     loss: float = 0.0

@@ -19,9 +19,9 @@ from gradwatch.errors import is_users
 from gradwatch.gradcheck.audit.events import InputMemory, StepEvent, TensorCopies
 from gradwatch.gradcheck.audit.formulas import has_formula
 from gradwatch.gradcheck.audit.losses import LossCalls
-from gradwatch.gradcheck.audit.result import NOWHERE, CodeLine
 from gradwatch.gradcheck.stepping.engine import ENGINE, PLACES, is_inner_pass
 from gradwatch.probe.device.sync import to_float
+from gradwatch.replay.locate.records import NOWHERE, Place
 
 CLIPS = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_")
 
@@ -292,11 +292,11 @@ def _subclasses(kind: type[Any]) -> list[type[Any]]:
     return [c for sub in kind.__subclasses__() for c in (sub, *_subclasses(sub))]
 
 
-def _user_place(caller: CodeType) -> CodeLine:
+def _user_place(caller: CodeType) -> Place:
     """Return the innermost line of the user's that is running inside of a function."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not caller:
         if is_users(frame.f_code.co_filename):
-            return CodeLine(frame.f_code.co_filename, frame.f_lineno)
+            return Place(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return NOWHERE

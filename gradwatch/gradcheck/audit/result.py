@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import linecache
 import math
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
-from gradwatch.errors import shown_path
 from gradwatch.mistakes import code_of, shown_code
+from gradwatch.records import plain_fields
+from gradwatch.replay.locate.records import NOWHERE, Place
 
 StageName = Literal["loss", "gradient", "accumulate", "unscale", "clip", "update", "write-back", "schedule"]
 STAGES: tuple[StageName, ...] = (
@@ -23,31 +23,6 @@ STAGES: tuple[StageName, ...] = (
 )
 """In the order of a step."""
 StageVerdict = Literal["as meant", "differs", "not seen"]
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class CodeLine:
-    """A line of a file.
-
-    Args:
-        file: The file, or an empty string if it is unknown.
-        line: The line, from 1; 0 if it is unknown.
-    """
-
-    file: str = ""
-    line: int = 0
-
-    def __str__(self) -> str:
-        return f"{shown_path(self.file)}:{self.line}" if self.file else ""
-
-    @property
-    def source(self) -> str:
-        """Return the text of the line, stripped."""
-        return linecache.getline(self.file, self.line).strip() if self.file else ""
-
-
-NOWHERE = CodeLine()
 
 
 @final
@@ -67,9 +42,13 @@ class Deviation:
     stage: StageName
     kind: str
     text: str
-    place: CodeLine = NOWHERE
+    place: Place = NOWHERE
     ratio: float = math.nan
     tensors: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return plain_fields(self) | {"code": code_of(self.kind)}
 
 
 @final
@@ -88,6 +67,10 @@ class Stage:
     verdict: StageVerdict
     text: str = ""
     difference: Deviation | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {"name": self.name, "verdict": self.verdict, "text": self.text or None}
 
 
 @final
@@ -119,34 +102,15 @@ class StepAudit:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
-        return {
-            "verdict": "as meant" if self else "differs",
-            "stages": [{"name": s.name, "verdict": s.verdict, "text": s.text or None} for s in self.stages],
-            "differences": [
-                {
-                    "stage": d.stage,
-                    "kind": d.kind,
-                    "code": code_of(d.kind),
-                    "text": d.text,
-                    "file": d.place.file or None,
-                    "line": d.place.line or None,
-                    "ratio": d.ratio if math.isfinite(d.ratio) else None,
-                    "tensors": [*d.tensors],
-                }
-                for d in self.differences
-            ],
-            "passes": self.passes,
-            "updates": self.updates,
-            "notes": [*self.notes],
-        }
+        return {"verdict": "as meant" if self else "differs"} | plain_fields(self)
 
     def __str__(self) -> str:
         first = self.first
         lines = [f"the step differs in its {first.stage}" if first else "the step is as meant"]
         for difference in self.differences:
             lines.append(f"  {difference.text}{shown_code(difference.kind)}")
-            if difference.place.file:
-                lines.append(f"      {difference.place}: {difference.place.source}")
+            if difference.place:
+                lines.append(f"      {difference.place}: {difference.place.text}")
         for stage in self.stages:
             has_ratio = stage.difference is not None and math.isfinite(stage.difference.ratio)
             ratio = f"ratio {stage.difference.ratio:.6g}" if stage.difference and has_ratio else ""

@@ -22,10 +22,10 @@ from gradwatch.gradcheck.explain.statements import step_fault
 from gradwatch.gradcheck.explain.wording import function_text, phrase
 from gradwatch.gradcheck.judge import Examined, Judge
 from gradwatch.gradcheck.result import Fault
-from gradwatch.gradcheck.source import NOWHERE, SourceLine
 from gradwatch.gradcheck.stepping.cuts import Cut, GraphCuts, function_at, positions_at
 from gradwatch.gradcheck.stepping.function_calls import CallLog, RecordedCall, followed, method
 from gradwatch.gradcheck.stepping.step import CheckedStep
+from gradwatch.replay.locate.records import NOWHERE, Place
 
 MAX_CALLS = 40
 """Calls of one custom Function to check."""
@@ -122,10 +122,8 @@ class Explainer:
                     where=function.__name__,
                     text=function_text(named, function.__name__, arguments),
                     tensors=tuple(explained),
-                    file=named.place.file,
-                    line=named.place.line,
+                    place=named.place,
                     ratio=named.ratio,
-                    source=named.place.text,
                 )
             )
         self._close(explained)
@@ -156,17 +154,14 @@ class Explainer:
     def _add_hook(self, hook: GradientHook, names: Sequence[str], *, how: str = "") -> None:
         ratio = _ratio(self._found, names)
         owner = f" of `{hook.owner}`" if hook.owner else ""
-        place = hook.place
         self._result.faults.append(
             Fault(
                 kind="hook",
                 where=hook.owner or hook.name,
                 text=f"the hook {hook.name}{owner} changes the gradient{f', which is {how}' if how else phrase(ratio)}",
                 tensors=tuple(names),
-                file=place.file,
-                line=place.line,
+                place=hook.place,
                 ratio=ratio,
-                source=place.text,
             )
         )
         self._close(names)
@@ -216,10 +211,10 @@ class Explainer:
             self._close(names)
 
     def _guilty(
-        self, mode: GraphCuts, places: Sequence[SourceLine], explained: Sequence[str]
-    ) -> list[tuple[SourceLine, list[str]]]:
+        self, mode: GraphCuts, places: Sequence[Place], explained: Sequence[str]
+    ) -> list[tuple[Place, list[str]]]:
         """Return the lines whose cuts explain leaves: each alone, or else those that cannot be spared."""
-        guilty: list[tuple[SourceLine, list[str]]] = []
+        guilty: list[tuple[Place, list[str]]] = []
         rest = list(explained)
         for place in places:
             found = self._examine(mode.cuts, positions_at(mode.cuts, {place})).outcomes
@@ -258,9 +253,7 @@ class Explainer:
                 where=where,
                 text=f"a tensor that the backward of {_listed(names)} reads is changed in place after it was saved",
                 tensors=tuple(names),
-                file=place.file,
-                line=place.line,
-                source=place.text,
+                place=place,
             )
         )
         self._close(names)
@@ -273,7 +266,7 @@ class Explainer:
         self._open = []
 
 
-def _cut_fault(step: CheckedStep, cuts: Sequence[Cut], place: SourceLine, names: Sequence[str]) -> Fault:
+def _cut_fault(step: CheckedStep, cuts: Sequence[Cut], place: Place, names: Sequence[str]) -> Fault:
     """Return the mistake of a line that takes values out of the graph."""
     shown = f"{place.file.rpartition('/')[2]}:{place.line}"
     text = f"a path to {_listed(names)} is cut at {shown}: its gradient lacks that term"
@@ -282,20 +275,18 @@ def _cut_fault(step: CheckedStep, cuts: Sequence[Cut], place: SourceLine, names:
             f"a module iterates without a graph, and its result goes back into it: the gradient of {_listed(names)} "
             "lacks those iterations; let autograd follow them, or solve the adjoint equation in the backward pass"
         )
-        place = fed_back.entered if fed_back.entered.file else place
+        place = fed_back.entered or place
     where = function_at(place, _functions_of_step(step)) or type(step.model).__name__
     return Fault(
         kind="detach",
         where=where,
         text=text,
         tensors=tuple(names),
-        file=place.file,
-        line=place.line,
-        source=place.text,
+        place=place,
     )
 
 
-def _writer_of(step: CheckedStep, found: Examined, call: RecordedCall) -> SourceLine | None:
+def _writer_of(step: CheckedStep, found: Examined, call: RecordedCall) -> Place | None:
     """Return the last line that wrote in place into an argument of a call."""
     step.move(found.point)
     log = CallLog()

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from gradwatch.errors import is_users
-from gradwatch.gradcheck.source import SourceLine, source_of
+from gradwatch.gradcheck.source import source_of
 from gradwatch.gradcheck.stepping.cuts import calling_place
+from gradwatch.replay.locate.records import NOWHERE, Place
 
 
 @final
@@ -28,10 +29,10 @@ class GradientHook:
 
     function: Any
     owner: str
-    registered: SourceLine
+    registered: Place
 
     @property
-    def place(self) -> SourceLine:
+    def place(self) -> Place:
         """Return the line that returns the changed gradient, or the line of the registration."""
         source = source_of(self.function)
         if source is None:
@@ -69,7 +70,7 @@ def without_hooks(
             return
         undo.append((hooks, dict(hooks)))
         for key, function in list(hooks.items()):
-            hook = GradientHook(function, owner, SourceLine("", 0))
+            hook = GradientHook(function, owner, NOWHERE)
             if only is None or hook.key == only:
                 met.append(hook)
                 del hooks[key]

@@ -17,9 +17,10 @@ from torch.autograd import Function
 from gradwatch.gradcheck.explain.nodes import NodeCheck, WrongArgument, again
 from gradwatch.gradcheck.explain.repair import repair
 from gradwatch.gradcheck.explain.substitution import substitution
-from gradwatch.gradcheck.source import NOWHERE, FunctionSource, SourceLine, calls, mentions, source_of, written
+from gradwatch.gradcheck.source import FunctionSource, calls, mentions, source_of, written
 from gradwatch.gradcheck.stepping.function_calls import RecordedCall, method, tensors_of
 from gradwatch.gradcheck.stepping.tensors import copied
+from gradwatch.replay.locate.records import NOWHERE, Place
 
 TEMPERATURES = ("temp", "tau")
 MOST = 0.8
@@ -37,7 +38,7 @@ class Named:
     """The kind of a mistake, its place, and its ratio if it is one number."""
 
     kind: str
-    place: SourceLine
+    place: Place
     ratio: float = math.nan
 
 
@@ -86,7 +87,7 @@ def name_mistake(
     return Named("factor", found.place) if found.kind == "missing_term" and fixed else found
 
 
-def detaching_line(function: type[Function]) -> SourceLine:
+def detaching_line(function: type[Function]) -> Place:
     """Return the line of a backward that takes a value out of the graph, or no line."""
     source = source_of(method(function, "backward"))
     cuts = (
@@ -97,7 +98,7 @@ def detaching_line(function: type[Function]) -> SourceLine:
     return source.place(cuts[0]) if source and cuts else NOWHERE
 
 
-def backward_line(function: type[Function]) -> SourceLine:
+def backward_line(function: type[Function]) -> Place:
     """Return the line of a backward that returns its gradients, or no line."""
     source = source_of(method(function, "backward"))
     returns = source.returned() if source else []
@@ -169,7 +170,7 @@ def _writes_what_it_differentiates(
     return Named("inplace", place) if place else None
 
 
-def _writes(call: RecordedCall, test: Callable[[bool], bool]) -> SourceLine | None:
+def _writes(call: RecordedCall, test: Callable[[bool], bool]) -> Place | None:
     """Return the first statement of the forward that changes some arguments in place, or its own saved values.
 
     Args:
@@ -244,7 +245,7 @@ def _by_pattern(
     wrong: Sequence[WrongArgument],
     nodes: NodeCheck,
     backward: FunctionSource | None,
-    made: SourceLine,
+    made: Place,
 ) -> Named:
     """Return the kind by which elements are wrong."""
     first = wrong[0]
@@ -370,12 +371,12 @@ def _assigns_part(statement: ast.stmt) -> bool:
 
 def _statement(
     source: FunctionSource | None,
-    otherwise: SourceLine,
+    otherwise: Place,
     *,
     words: Sequence[str] = (),
     calls_any: Sequence[str] = (),
     test: Callable[[ast.stmt], bool] | None = None,
-) -> SourceLine:
+) -> Place:
     """Return the only statement that has one of the words, calls or forms, else another place."""
     if source is None:
         return otherwise

@@ -12,8 +12,9 @@ from typing import Any, final
 
 from torch.autograd import Function
 
-from gradwatch.gradcheck.source import FunctionSource, SourceLine, source_of
+from gradwatch.gradcheck.source import FunctionSource, source_of
 from gradwatch.gradcheck.stepping.function_calls import method
+from gradwatch.replay.locate.records import Place
 
 MAX_CHANGES = 240
 """Changes to try for one backward."""
@@ -33,7 +34,7 @@ class Repair:
     """
 
     kind: str
-    place: SourceLine
+    place: Place
 
 
 def repair(function: type[Function], is_right: Callable[[], bool]) -> Repair | None:
@@ -54,7 +55,7 @@ def repair(function: type[Function], is_right: Callable[[], bool]) -> Repair | N
         with _instead(function, changed):
             try:
                 if is_right():
-                    return Repair(kind, SourceLine(source.file, line))
+                    return Repair(kind, Place(source.file, line))
             except Exception:  # most changes make shapes that do not fit
                 continue
     return None

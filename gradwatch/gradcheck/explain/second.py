@@ -52,16 +52,14 @@ def second_derivatives(judge: Judge, calls: Iterable[RecordedCall], tensors: tup
         elif is_right:
             found.right.append(call.name)
         else:
-            place, backward = detaching_line(call.function), backward_line(call.function)
+            place = detaching_line(call.function)
             found.faults.append(
                 Fault(
-                    kind="detach" if place.file else "missing_term",
+                    kind="detach" if place else "missing_term",
                     where=call.name,
                     text=f"the second derivative through {call.name}.backward is wrong: a part of it leaves the graph",
                     tensors=tensors,
-                    file=place.file or backward.file,
-                    line=place.line or backward.line,
-                    source=place.text,
+                    place=place or backward_line(call.function),
                 )
             )
     return found

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradwatch.errors import shown_path
 from gradwatch.gradcheck.compare import LeafComparison, LeafOutcome
 from gradwatch.gradcheck.explain.wording import KIND_TEXT, phrase
 from gradwatch.gradcheck.result import Fault
-from gradwatch.gradcheck.source import NOWHERE, FunctionSource, SourceLine, calls, names_one, source_of
+from gradwatch.gradcheck.source import FunctionSource, calls, names_one, source_of
 from gradwatch.gradcheck.stepping.step import CheckedStep
 from gradwatch.gradcheck.stepping.surroundings import called_functions
 from gradwatch.gradcheck.stepping.tensors import inner, random_like, scale_of
+from gradwatch.replay.locate.records import NOWHERE, Place
 
 SAME = 1e-3
 """Relative difference at which two ratios are one."""
@@ -178,7 +178,7 @@ def _fault(step: CheckedStep, kind: str, wrong: Sequence[str], right: Sequence[s
         kind = "lr_scale"
     where = function or wrong[0]
     shown = ", ".join(f"`{n}`" for n in wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
-    at = f" ({shown_path(place.file)}:{place.line})" if place.file else ""
+    at = f" ({place})" if place else ""
     many = {
         "accumulation": "is the sum over micro-batches, and the loss is their mean",
         "token_mean": "is a mean of means, and the loss is the mean over all tokens",
@@ -193,14 +193,12 @@ def _fault(step: CheckedStep, kind: str, wrong: Sequence[str], right: Sequence[s
         text=f"the gradient of {shown}{f' in {function}' if function else ''}{at} {text}".rstrip()
         + (phrase(ratio) if text else phrase(ratio).replace(": it is", " is").replace(": its sign", ": its sign")),
         tensors=tuple(wrong),
-        file=place.file,
-        line=place.line,
+        place=place,
         ratio=ratio,
-        source=place.text,
     )
 
 
-def _statement(step: CheckedStep, kind: str, wrong: Sequence[str], right: Sequence[str]) -> tuple[str, SourceLine]:
+def _statement(step: CheckedStep, kind: str, wrong: Sequence[str], right: Sequence[str]) -> tuple[str, Place]:
     """Return the function and the statement that writes the gradients of the wrong leaves."""
     sources = [s for f in called_functions(*step.functions) if (s := source_of(f)) is not None]
     for source in sources:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from gradwatch.gradcheck.explain.nodes import writable
-from gradwatch.gradcheck.source import NOWHERE, SourceLine, calls, source_of
+from gradwatch.gradcheck.source import calls, source_of
 from gradwatch.gradcheck.stepping.function_calls import RecordedCall, method, tensors_of
 from gradwatch.gradcheck.stepping.tensors import copied
+from gradwatch.replay.locate.records import NOWHERE, Place
 
 MAX_TRIES = 64
 
@@ -28,7 +29,7 @@ class Substitution:
     """
 
     kind: str
-    place: SourceLine
+    place: Place
 
 
 @final
@@ -122,7 +123,7 @@ def _gradients(call: RecordedCall, backward: Any, context: _Context) -> list[Ten
     ]
 
 
-def _saving_line(call: RecordedCall, slot: str | int) -> SourceLine:
+def _saving_line(call: RecordedCall, slot: str | int) -> Place:
     for name in ("setup_context", "forward"):
         source = source_of(method(call.function, name))
         if source is None:

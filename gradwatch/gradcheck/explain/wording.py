@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from gradwatch.errors import shown_path
 from gradwatch.gradcheck.explain.kinds import Named
 
 KIND_TEXT = {
@@ -47,7 +46,7 @@ def phrase(ratio: float) -> str:
 
 def function_text(named: Named, function: str, arguments: Sequence[str]) -> str:
     """Return the sentence on a mistake in a custom Function."""
-    place = f" ({shown_path(named.place.file)}:{named.place.line})" if named.place.file else ""
+    place = f" ({named.place})" if named.place else ""
     of = " and ".join(f"`{a}`" for a in arguments)
     begin = f"the gradient of {of} in {function}.backward{place}"
     if math.isclose(named.ratio, -1.0, rel_tol=1e-3):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, final
 
 from gradwatch.mistakes import code_of, shown_code
+from gradwatch.records import plain_fields
 
 Verdict = Literal["right", "wrong", "cannot tell"]
 
@@ -67,24 +68,7 @@ class FixedPointCheck:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data; what is not a finite number is None."""
-        numbers = ("residual", "exact_residual", "contraction", "norm", "iterations", "tolerance")
-        return {
-            "verdict": self.verdict,
-            "kind": self.kind,
-            "code": code_of(self.kind),
-            "text": self.text,
-            "format": self.format,
-            **{name: _number(getattr(self, name)) for name in numbers},
-            "gradients": [
-                {
-                    "name": g.name,
-                    "error": _number(g.error),
-                    "unrolled": _number(g.unrolled),
-                    "numeric": _number(g.numeric),
-                }
-                for g in self.gradients
-            ],
-        }
+        return plain_fields(self) | {"code": code_of(self.kind)}
 
     def __str__(self) -> str:
         head = "cannot be told" if self.verdict == "cannot tell" else f"is {self.verdict}"
@@ -104,7 +88,3 @@ class FixedPointCheck:
         rest = len(self.gradients) - 8
         lines += [f"  ... and {rest} more"] if rest > 0 else []
         return "\n".join(lines)
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None

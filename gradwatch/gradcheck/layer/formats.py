@@ -77,7 +77,7 @@ def _attempt(
         if "not implemented for" in words or not (is_told or plain):
             return LayerProperty(name=row, outcome="cannot tell", text=f"{name}: {_short(error)}")
         text = f"{name}: {_short(error)}"
-        return LayerProperty(name=row, outcome="fails", text=_blamed(text, module), **raised_at(error))
+        return LayerProperty(name=row, outcome="fails", text=_blamed(text, module), place=raised_at(error))
     return done.outputs, done.operations
 
 

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gradwatch.probe.graph.dispatched import changed_arguments
 from gradwatch.replay.locate.call_site import find_call_site, is_user_code
 from gradwatch.replay.locate.module_stack import ModuleStack, storage
-from gradwatch.replay.locate.records import Place
+from gradwatch.replay.locate.records import NOWHERE, Place
 
 MAX_KEPT = 2**27
 """Number of values to keep of one pass; the operations after that are compared by their shapes alone."""
@@ -29,7 +29,7 @@ class RecordedOp:
         name: Name of the operation in torch, such as `_softmax`.
         module: Path of the module that called it; empty for the layer itself.
         module_class: Class of that module, or None outside of all modules.
-        place: Line that called it, or None if torch itself did.
+        place: Line that called it; unknown if torch itself did.
         formats: Dtype, device type and number of dimensions of each input.
         shapes: Shape of each result.
         results: Copies of the results, if they were kept.
@@ -39,7 +39,7 @@ class RecordedOp:
     name: str
     module: str
     module_class: type[nn.Module] | None
-    place: Place | None
+    place: Place
     formats: tuple[tuple[torch.dtype, str, int], ...]
     shapes: tuple[tuple[int, ...], ...] = ()
     results: tuple[Tensor, ...] | None = None
@@ -47,15 +47,8 @@ class RecordedOp:
 
     @property
     def at(self) -> dict[str, Any]:
-        """Return module, file and line as the fields of a `LayerProperty`."""
-        if self.place is None:
-            return {"module": self.module}
-        return {
-            "module": self.module,
-            "file": self.place.file,
-            "line": self.place.line,
-            "source": self.place.text,
-        }
+        """Return module and line as the fields of a `LayerProperty`."""
+        return {"module": self.module, "place": self.place}
 
     @property
     def described(self) -> str:
@@ -144,12 +137,10 @@ def first_difference(a: Sequence[RecordedOp], b: Sequence[RecordedOp]) -> Record
     return None
 
 
-def raised_at(error: BaseException) -> dict[str, Any]:
-    """Return the line of the user's code that raised, as the fields of a `LayerProperty`."""
+def raised_at(error: BaseException) -> Place:
+    """Return the line of the user's code that raised."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if is_user_code(f.filename)]
-    if not frames:
-        return {}
-    return {"file": frames[-1].filename, "line": frames[-1].lineno or 0, "source": frames[-1].line or ""}
+    return Place(frames[-1].filename, frames[-1].lineno or 0) if frames else NOWHERE
 
 
 def same(a: Tensor, b: Tensor) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
-from gradwatch.errors import shown_path
+from gradwatch.records import plain_fields
+from gradwatch.replay.locate.records import NOWHERE, Place
 
 Outcome = Literal["holds", "fails", "cannot tell"]
 
@@ -20,23 +21,18 @@ class LayerProperty:
         outcome: holds, fails or cannot tell.
         text: What was seen, in words.
         module: Path of the submodule at fault; empty for the layer itself or if unknown.
-        file: File of the line at fault, or an empty string.
-        line: Line at fault, or 0.
-        source: Text of the line.
+        place: Line at fault.
     """
 
     name: str
     outcome: Outcome
     text: str
     module: str = ""
-    file: str = ""
-    line: int = 0
-    source: str = ""
+    place: Place = NOWHERE
 
-    @property
-    def place(self) -> str:
-        """Return file and line, such as `model.py:14`, or an empty string."""
-        return f"{shown_path(self.file)}:{self.line}" if self.file else ""
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return plain_fields(self) | {"module": self.module or None}
 
 
 @final
@@ -73,22 +69,7 @@ class LayerCheck:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
-        return {
-            "layer": self.layer,
-            "verdict": self.verdict,
-            "properties": [
-                {
-                    "name": p.name,
-                    "outcome": p.outcome,
-                    "text": p.text,
-                    "module": p.module or None,
-                    "file": p.file or None,
-                    "line": p.line or None,
-                }
-                for p in self.properties
-            ],
-            "seconds": round(self.seconds, 3),
-        }
+        return {"verdict": self.verdict} | plain_fields(self)
 
     def __str__(self) -> str:
         holding = sum(p.outcome == "holds" for p in self.properties)
@@ -96,6 +77,6 @@ class LayerCheck:
         width = max(len(p.name) for p in self.properties)
         for p in self.properties:
             lines.append(f"  {p.name:<{width}}  {p.outcome:<11}  {p.text}")
-            if p.source:
-                lines.append(f"  {'':<{width}}  {'':<11}  {p.place}: {p.source}")
+            if p.place.text:
+                lines.append(f"  {'':<{width}}  {'':<11}  {p.place}: {p.place.text}")
         return "\n".join(lines)

@@ -116,9 +116,7 @@ def unpaired_samples(trial: LayerTrial) -> LayerProperty:
         outcome="fails",
         text=first.text,
         module=first.module,
-        file=first.place.file,
-        line=first.place.line,
-        source=first.place.text,
+        place=first.place,
     )
 
 

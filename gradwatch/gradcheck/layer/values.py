@@ -35,7 +35,7 @@ def shapes(trial: LayerTrial) -> LayerProperty:
             if trial.is_ambiguous:
                 text += "; an axis has the size of the batch: give an input with other sizes"
             outcome: Outcome = "cannot tell" if trial.is_ambiguous else "fails"
-            return LayerProperty(name="shapes", outcome=outcome, text=text, **raised_at(error))
+            return LayerProperty(name="shapes", outcome=outcome, text=text, place=raised_at(error))
     a, b = trial.size, trial.prime if trial.prime != trial.size else 2
     axes = [_grown(x.shape, y.shape) for x, y in zip(passes[a].outputs, passes[b].outputs, strict=False)]
     for n in sizes:
@@ -73,9 +73,7 @@ def extremes(trial: LayerTrial) -> LayerProperty:
     where = f" in `{found.module}` ({found.module_type})" if found.module else ""
     kind = f"the gradient of `{found.node.removesuffix('0').removesuffix('Backward').lower()}`" if found.node else ""
     text = f"{names}: {bad} is not finite, from {kind or f'`{found.name}`'}{where}"
-    place = found.place
-    at = {"file": place.file, "line": place.line, "source": place.text} if place else {}
-    return LayerProperty(name="extremes", outcome="fails", text=text, module=found.module, **at)  # type: ignore[arg-type]  # by name
+    return LayerProperty(name="extremes", outcome="fails", text=text, module=found.module, place=found.place)
 
 
 def _grown(a: torch.Size, b: torch.Size) -> list[int]:

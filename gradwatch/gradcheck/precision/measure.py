@@ -23,6 +23,7 @@ from gradwatch.gradcheck.stepping.step import CheckedStep
 from gradwatch.probe.graph.graph import Graph
 from gradwatch.probe.graph.singularities import find_unstable
 from gradwatch.replay.locate.module_stack import ModuleStack
+from gradwatch.replay.locate.records import NOWHERE, Place
 
 FORMATS: dict[Format, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SCALES = (65536.0, 4096.0, 256.0, 16.0, 1.0)
@@ -174,19 +175,16 @@ def _formulas(tracer: PrecisionTracer, loss: Tensor) -> tuple[LatentFormula, ...
     """Return the unstable formulas in the graph of a loss, with the lines of their operations."""
     if loss.grad_fn is None:
         return ()
-    found: dict[tuple[str, int, str], LatentFormula] = {}
+    found: dict[tuple[Place, str], LatentFormula] = {}
     for formula in find_unstable(Graph(loss)):
         operation = tracer.log.of_node(formula.node)
-        place = operation.place if operation else None
         made = LatentFormula(
             text=formula.text,
             stable=stable_code(formula.formula, formula.argument),
             module=operation.module if operation else "",
-            file=place.file if place else "",
-            line=place.line if place else 0,
-            source=place.text if place else "",
+            place=operation.place if operation else NOWHERE,
         )
-        found.setdefault((made.file, made.line, made.text), made)
+        found.setdefault((made.place, made.text), made)
     return tuple(found.values())[:MAX_FORMULAS]
 
 

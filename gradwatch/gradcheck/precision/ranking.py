@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import torch
 
-from gradwatch.gradcheck.precision.result import LEAST_LOST, LostDigits, Reach
+from gradwatch.gradcheck.precision.result import LEAST_LOST, LostDigits, Reach, located
 from gradwatch.gradcheck.precision.tracer import Measured
 
 
@@ -30,22 +30,17 @@ def ranked(measured: Iterable[Measured]) -> tuple[LostDigits, ...]:
         digits, operation = lost_digits(one), one.operation
         if digits < LEAST_LOST or (one.error == math.inf and one.given == math.inf):
             continue
-        place = operation.place
-        key = (operation.name, operation.phase, operation.module, place and (place.file, place.line))
+        key = (operation.name, operation.phase, operation.module, operation.place)
         known = worst.get(key)
         calls = known.calls + 1 if known else 1
+        given, error = one.given, one.error
         if known and known.digits >= digits:
-            one_of = known
-            digits, given, error = one_of.digits, one_of.given, one_of.error
-        else:
-            given, error = one.given, one.error
+            digits, given, error = known.digits, known.given, known.error
         worst[key] = LostDigits(
             operation=operation.name,
             phase=operation.phase,
             module=operation.module,
-            file=place.file if place else "",
-            line=place.line if place else 0,
-            source=place.text if place else "",
+            place=operation.place,
             digits=digits,
             given=given,
             error=error,
@@ -61,18 +56,6 @@ def nearest_overflow(measured: Iterable[Measured], dtype: torch.dtype) -> Reach 
     if not found:
         return None
     nearest = max(found, key=lambda m: m.top)
-    place = nearest.operation.place
-    lost = LostDigits(
-        operation=nearest.operation.name,
-        phase=nearest.operation.phase,
-        module=nearest.operation.module,
-        file=place.file if place else "",
-        line=place.line if place else 0,
-        source="",
-        digits=0.0,
-        given=nearest.given,
-        error=nearest.error,
-        calls=1,
-    )
+    place = located(nearest.operation.name, nearest.operation.module, nearest.operation.place)
     decades = math.log10(torch.finfo(dtype).max / nearest.top)
-    return Reach(place=lost.place, top=nearest.top, decades=decades, format=str(dtype).removeprefix("torch."))
+    return Reach(place=place, top=nearest.top, decades=decades, format=str(dtype).removeprefix("torch."))

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
-from gradwatch.errors import shown_path
+from gradwatch.records import plain, plain_fields
+from gradwatch.replay.locate.records import NOWHERE, Place
 
 Format = Literal["fp32", "bf16", "fp16"]
 Phase = Literal["forward", "backward"]
@@ -25,9 +26,7 @@ class LostDigits:
         operation: Its name in torch, such as `sub`.
         phase: forward or backward.
         module: Path of the module that calls it; empty for the outermost one and outside of all.
-        file: File of the line that calls it; of a backward operation, the line of its forward. Empty if unknown.
-        line: The line, or 0.
-        source: Text of the line.
+        place: Line that calls it; of a backward operation, the line of its forward.
         digits: Decimal digits that are wrong in its result and were right in its arguments.
         given: Relative error of its arguments.
         error: Relative error of its result; infinite if it overflows.
@@ -37,20 +36,16 @@ class LostDigits:
     operation: str
     phase: Phase
     module: str
-    file: str
-    line: int
-    source: str
+    place: Place
     digits: float
     given: float
     error: float
     calls: int
 
-    @property
-    def place(self) -> str:
-        """Return operation, module and line for people."""
-        where = f" in `{self.module}`" if self.module else ""
-        at = f" ({shown_path(self.file)}:{self.line})" if self.file else ""
-        return f"{self.operation}{where}{at}"
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        data = plain_fields(self)
+        return data | {"given_error": data.pop("given")}
 
 
 @final
@@ -111,6 +106,22 @@ class FormatReport:
         """Return whether the loss and every gradient are finite where the exact ones are."""
         return all(e != math.inf for e in (self.loss, *self.gradients.values()))
 
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {
+            "format": self.format,
+            "whole": self.is_whole,
+            "digits": self.digits,
+            "finite": self.is_finite,
+            "loss_error": plain(self.loss),
+            "loss_scale": self.loss_scale,
+            "gradient_errors": plain(self.gradients),
+            "flushed": plain(self.flushed),
+            "overflow": plain(self.reach),
+            "lost": plain(self.lost),
+            "unfollowed": [*self.unfollowed],
+        }
+
     def kept(self, error: float) -> float:
         """Return the right decimal digits at a relative error, between 0 and the digits of the format."""
         return min(self.digits, max(0.0, -math.log10(error))) if error else self.digits
@@ -125,17 +136,13 @@ class LatentFormula:
         text: What is wrong with it.
         stable: The stable form, as code.
         module: Path of the module that calls it, or empty.
-        file: File of its line, or empty if the line is unknown.
-        line: The line, or 0.
-        source: Text of the line.
+        place: Line of its operation.
     """
 
     text: str
     stable: str
     module: str = ""
-    file: str = ""
-    line: int = 0
-    source: str = ""
+    place: Place = NOWHERE
 
 
 @final
@@ -160,69 +167,23 @@ class Precision:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data; what is not a finite number is None."""
-        return {
-            "formats": [
-                {
-                    "format": r.format,
-                    "whole": r.is_whole,
-                    "digits": round(r.digits, 2),
-                    "finite": r.is_finite,
-                    "loss_error": _number(r.loss),
-                    "loss_scale": r.loss_scale,
-                    "gradient_errors": {n: _number(e) for n, e in r.gradients.items()},
-                    "flushed": _number(r.flushed),
-                    "overflow": None
-                    if r.reach is None
-                    else {
-                        "decades": _number(r.reach.decades),
-                        "top": _number(r.reach.top),
-                        "place": r.reach.place,
-                        "format": r.reach.format,
-                    },
-                    "lost": [
-                        {
-                            "operation": o.operation,
-                            "phase": o.phase,
-                            "module": o.module,
-                            "file": o.file or None,
-                            "line": o.line or None,
-                            "digits": round(o.digits, 2),
-                            "error": _number(o.error),
-                            "given_error": _number(o.given),
-                            "calls": o.calls,
-                        }
-                        for o in r.lost
-                    ],
-                    "unfollowed": [*r.unfollowed],
-                }
-                for r in self.formats
-            ],
-            "formulas": [
-                {
-                    "text": f.text,
-                    "stable": f.stable,
-                    "module": f.module,
-                    "file": f.file or None,
-                    "line": f.line or None,
-                }
-                for f in self.formulas
-            ],
-            "seconds": round(self.seconds, 3),
-            "notes": [*self.notes],
-        }
+        return plain_fields(self)
 
     def __str__(self) -> str:
         lines = ["digits of the step, next to the same operations in float64"]
         for report in self.formats:
             lines += _format_lines(report)
         for formula in self.formulas:
-            place = f" ({shown_path(formula.file)}:{formula.line})" if formula.file else ""
-            where = f" in `{formula.module}`" if formula.module else ""
-            lines.append(f"  unstable: {formula.text}{where}{place}")
-            lines += [f"      {formula.source}"] if formula.source else []
+            lines.append(f"  unstable: {located(formula.text, formula.module, formula.place)}")
+            lines += [f"      {formula.place.text}"] if formula.place.text else []
             lines.append(f"      use {formula.stable}")
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
+
+
+def located(what: str, module: str, place: Place) -> str:
+    """Return an operation or a formula with its module and line, for people."""
+    return what + (f" in `{module}`" if module else "") + (f" ({place})" if place else "")
 
 
 def _format_lines(report: FormatReport) -> list[str]:
@@ -243,8 +204,9 @@ def _format_lines(report: FormatReport) -> list[str]:
     for phase in ("forward", "backward"):
         of_phase = [o for o in report.lost if o.phase == phase]
         for o in of_phase[:SHOWN]:
-            lines.append(f"    {phase:<8}  {_loss_of(o)}: {o.place}" + (f", {o.calls} calls" if o.calls > 1 else ""))
-            lines += [f"                  {o.source}"] if o.source else []
+            calls = f", {o.calls} calls" if o.calls > 1 else ""
+            lines.append(f"    {phase:<8}  {_loss_of(o)}: {located(o.operation, o.module, o.place)}{calls}")
+            lines += [f"                  {o.place.text}"] if o.place.text else []
         rest = len(of_phase) - SHOWN
         lines += [f"    {phase:<8}  ... and {rest} more"] if rest > 0 else []
     if not report.lost:
@@ -256,7 +218,3 @@ def _format_lines(report: FormatReport) -> list[str]:
 
 def _loss_of(lost: LostDigits) -> str:
     return "not finite" if lost.error == math.inf else f"{lost.digits:.1f} digits lost"
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -16,9 +16,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gradwatch.errors import is_users
-from gradwatch.gradcheck.source import NOWHERE, SourceLine, source_of
+from gradwatch.gradcheck.source import source_of
 from gradwatch.gradcheck.stepping.engine import is_inner_pass
 from gradwatch.gradcheck.stepping.function_calls import CallLog
+from gradwatch.replay.locate.records import NOWHERE, Place
 
 DETACHING = (Tensor.detach, vars(torch._C.TensorBase)["data"].__get__)
 CARRYING = frozenset(("clone", "contiguous", "to", "float", "double", "requires_grad_", "view", "reshape", "flatten"))
@@ -42,13 +43,13 @@ class Cut:
         feeds_back: Whether a module iterates without a graph and its result goes back into it with one: a solver.
     """
 
-    place: SourceLine
+    place: Place
     value: Any
     on_purpose: str
     source: int = 0
     is_outside: bool = False
     within: frozenset[int] = frozenset()
-    entered: SourceLine = NOWHERE
+    entered: Place = NOWHERE
     feeds_back: bool = False
 
 
@@ -58,7 +59,7 @@ class Write:
     """A write in place: the memory that it changed, the line, and how many tensors had been saved before."""
 
     memory: int
-    place: SourceLine
+    place: Place
     saved_before: int
 
 
@@ -222,12 +223,12 @@ def _writes(name: str, kwargs: Any) -> bool:
     return name.endswith("_") and not name.endswith("__") and name not in ("requires_grad_",)
 
 
-def calling_place() -> SourceLine:
+def calling_place() -> Place:
     """Return the line of the user's code that is running."""
     frame: Any = sys._getframe(1)
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
-    return SourceLine(frame.f_code.co_filename, frame.f_lineno) if frame is not None else SourceLine("", 0)
+    return Place(frame.f_code.co_filename, frame.f_lineno) if frame is not None else NOWHERE
 
 
 def _innermost() -> str:
@@ -242,7 +243,7 @@ def _innermost() -> str:
     return ""
 
 
-def _is_straight_through(place: SourceLine) -> bool:
+def _is_straight_through(place: Place) -> bool:
     """Return whether a line is `x + (f(x) - x).detach()`: the value of one, the gradient of the other."""
     try:
         tree = ast.parse(place.text)
@@ -263,12 +264,12 @@ def _detached(node: ast.expr) -> ast.expr | None:
     return node.func.value if is_call else None  # type: ignore[attr-defined]  # checked in the line above
 
 
-def positions_at(cuts: Iterable[Cut], places: Collection[SourceLine]) -> set[int]:
+def positions_at(cuts: Iterable[Cut], places: Collection[Place]) -> set[int]:
     """Return the positions of the cuts at some lines."""
     return {i for i, cut in enumerate(cuts) if cut.place in places}
 
 
-def function_at(place: SourceLine, functions: Iterable[Any]) -> str:
+def function_at(place: Place, functions: Iterable[Any]) -> str:
     """Return the name of the user's function that a line is in, or an empty string."""
     for function in functions:
         source = source_of(function)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, final
 
-from gradwatch.errors import shown_path
 from gradwatch.render.common import format as units
 from gradwatch.replay.locate.records import Operation, Place, Value
 
@@ -82,7 +81,7 @@ class Located:
         return self.operation.module
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> Place:
         """Line that called the operation; for the backward pass, the line of its forward operation."""
         return self.operation.place
 
@@ -104,7 +103,7 @@ class Located:
         operation = self.operation
         yield "module", _module(operation)
         if place := operation.place:
-            yield "line", f"{shown_path(place.file)}:{place.line}, in {place.function}"
+            yield "line", f"{place}, in {place.function}"
             yield "", place.text
         if not brief:
             yield from (("in", _value(value)) for value in operation.inputs)
@@ -142,16 +141,14 @@ class Located:
 
 
 def _operation(operation: Operation) -> dict[str, Any]:
-    place = operation.place
     return {
         "name": operation.name,
         "phase": operation.phase,
         "node": operation.node,
         "module": operation.module,
         "module_type": operation.module_type,
-        "file": place.file if place else None,
-        "line": place.line if place else None,
-        "text": place.text if place else None,
+        **operation.place.to_json(),
+        "text": operation.place.text or None,
         "inputs": [v.to_json() for v in operation.inputs],
         "outputs": [v.to_json() for v in operation.outputs],
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 import sys
 import sysconfig
 from functools import cache
@@ -12,7 +11,7 @@ from types import CodeType, FrameType
 import torch
 
 from gradwatch.errors import PACKAGE
-from gradwatch.replay.locate.records import Place
+from gradwatch.replay.locate.records import NOWHERE, Place
 
 TORCH = Path(torch.__file__).parent
 STANDARD = Path(sysconfig.get_path("stdlib"))
@@ -24,7 +23,7 @@ ENGINE = "_engine_run_backward"  # torch/autograd/graph.py: frames outside of it
 RECOMPUTING = str(TORCH / "utils" / "checkpoint.py")
 
 
-def find_call_site(within: CodeType | None, *, skip: int = 1) -> tuple[Place | None, bool]:
+def find_call_site(within: CodeType | None, *, skip: int = 1) -> tuple[Place, bool]:
     """Return the calling line, and whether the call recomputes a forward pass for activation checkpointing.
 
     Args:
@@ -32,13 +31,13 @@ def find_call_site(within: CodeType | None, *, skip: int = 1) -> tuple[Place | N
         skip: Number of the caller's frames to skip.
     """
     frame: FrameType | None = sys._getframe(skip)
-    place, again = None, False
+    place, again = NOWHERE, False
     while frame is not None and frame.f_code is not within and frame.f_code.co_name != ENGINE:
         file = frame.f_code.co_filename
         # the walk goes on after the line is found: the frame of the recomputation is further out
         again = again or file == RECOMPUTING
-        if place is None and is_user_code(file):
-            place = _place(frame)
+        if not place and is_user_code(file):
+            place = Place(file, frame.f_lineno, frame.f_code.co_name)
         frame = frame.f_back
     return place, again
 
@@ -56,8 +55,3 @@ def is_user_code(file: str) -> bool:
         if path.is_relative_to(folder):
             return path.relative_to(folder).parts[0] not in PLUMBING
     return not path.is_relative_to(STANDARD)
-
-
-def _place(frame: FrameType) -> Place:
-    file, line = frame.f_code.co_filename, frame.f_lineno
-    return Place(file=file, line=line, text=linecache.getline(file, line).strip(), function=frame.f_code.co_name)

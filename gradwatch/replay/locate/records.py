@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import linecache
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, final
+
+from gradwatch.errors import shown_path
 
 Phase = Literal["forward", "backward"]
 Origin = Literal["parameter", "buffer", "input", "constant"]
@@ -12,21 +15,37 @@ HALVES = ("float16", "bfloat16")
 
 
 @final
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Place:
-    """Hold a line of source code.
+    """A line of source code; false if it is unknown.
 
     Args:
-        file: Path of the file in the code object.
-        line: Line number, from 1.
-        text: Text of the line without indentation; empty if the source is not available.
-        function: Name of the function that contains the line.
+        file: Path of the file in the code object, or an empty string.
+        line: Line number, from 1; or 0.
+        function: Name of the function that contains the line, if it was asked for.
     """
 
-    file: str
-    line: int
-    text: str
-    function: str
+    file: str = ""
+    line: int = 0
+    function: str = field(default="", compare=False)
+
+    @property
+    def text(self) -> str:
+        """Return the text of the line without indentation; empty if the source is not available."""
+        return linecache.getline(self.file, self.line).strip() if self.file else ""
+
+    def __bool__(self) -> bool:
+        return bool(self.file)
+
+    def __str__(self) -> str:
+        return f"{shown_path(self.file)}:{self.line}" if self.file else ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data; what is unknown is None."""
+        return {"file": self.file or None, "line": self.line or None}
+
+
+NOWHERE = Place()
 
 
 @final
@@ -88,7 +107,7 @@ class Operation:
         phase: `forward`, also for a recomputed forward pass, or `backward`.
         module: Path of the calling module; empty for the outermost module, and outside of all modules.
         module_type: Class name of the calling module; empty outside of all modules.
-        place: Line that called the operation, or None if only torch and gradwatch are on the call stack.
+        place: Line that called the operation, which is unknown if only torch and gradwatch are on the call stack.
         node: For the backward pass: name of the autograd node, such as `SqrtBackward0`.
         forward: For the backward pass: index of the operation that created the node, or None if unknown.
         inputs: Input tensors, as they were before the operation.
@@ -102,7 +121,7 @@ class Operation:
     phase: Phase
     module: str = ""
     module_type: str = ""
-    place: Place | None = None
+    place: Place = NOWHERE
     node: str = ""
     forward: int | None = None
     inputs: tuple[Value, ...] = ()

@@ -136,7 +136,6 @@ def _modes(restored: RestoredStep, look: Callable[..., StepOutcome]) -> Iterator
 
 
 def _guarded(located: Located, symptom: Symptom, look: Callable[..., StepOutcome]) -> Intervention:
-    assert located.place, "asked before"
     place = located.place
 
     def run() -> list[StepOutcome]:

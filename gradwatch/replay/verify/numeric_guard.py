@@ -75,4 +75,4 @@ class NumericGuard(TorchFunctionMode):
 
     def _is_here(self) -> bool:
         place, _ = find_call_site(None, skip=3)  # its frame, this one and the torch function
-        return place is not None and (place.file, place.line) == (self._place.file, self._place.line)
+        return place == self._place

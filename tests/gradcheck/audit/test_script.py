@@ -103,7 +103,7 @@ def test_a_planted_mistake_is_named_with_its_line(audited, change, kind, line):
 
     (difference,) = [d for d in found.differences if d.kind == kind]
     assert difference.place.file.endswith("train.py")
-    assert line in difference.place.source
+    assert line in difference.place.text
     assert audited(LOOP.format(**RIGHT | change), allow=[kind, "clip-of-wrong-parameters"])
 
 

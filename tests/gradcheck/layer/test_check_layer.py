@@ -163,7 +163,7 @@ def test_a_planted_mistake_fails_its_property_with_its_line(kind, shape, name, t
     assert found.outcome == "fails"
     assert text in found.text
     if line := planted_line(kind):
-        assert (found.file.endswith("bad_layers.py"), found.line) == (True, line)
+        assert (found.place.file.endswith("bad_layers.py"), found.place.line) == (True, line)
 
 
 def test_what_equal_calls_do_differently_is_blamed_on_nothing_else():

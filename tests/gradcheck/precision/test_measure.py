@@ -53,7 +53,7 @@ def test_the_subtraction_that_cancels_is_first_with_its_line_and_module():
 
     first = report.lost[0]
     assert (first.operation, first.phase, first.module) == ("sub", "forward", "1")
-    assert first.line == line_of(SpreadByHand, "spread = ")
+    assert first.place.line == line_of(SpreadByHand, "spread = ")
     # the mean of squares is about 300^2 and its spread about 1: 5 digits cancel
     assert 4 < first.digits < 6.5
     assert report.kept(report.loss) < 4
@@ -124,7 +124,7 @@ def test_an_overflow_of_fp16_is_named_and_float32_says_how_near_it_is():
     assert 30 < found["fp32"].reach.decades < 35, "a square of thousands, and 3e38"
     assert not found["fp16"].is_finite
     assert found["fp16"].lost[0].error == math.inf
-    assert found["fp16"].lost[0].line == line_of(step, "3000")
+    assert found["fp16"].lost[0].place.line == line_of(step, "3000")
     assert found["fp16"].reach.decades < 0
 
 
@@ -152,7 +152,7 @@ def test_the_unstable_formulas_are_named_with_line_and_stable_form():
 
     (formula,) = gradwatch.precision(step, torch.randn(16, 8), LABELS, model=model, formats=["fp32"]).formulas
 
-    assert formula.line == line_of(step, "nll_loss")
+    assert formula.place.line == line_of(step, "nll_loss")
     assert formula.stable == "torch.log_softmax(x, -1)"
 
 

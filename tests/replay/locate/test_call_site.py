@@ -47,4 +47,4 @@ def test_the_search_ends_at_the_frame_that_runs_the_step():
 
     place, _ = step()
 
-    assert place is None
+    assert not place
