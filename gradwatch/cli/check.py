@@ -13,7 +13,7 @@ from gradwatch.cli.options import FINDINGS, FormatOption, SetOption, step_option
 from gradwatch.cli.output.console import write
 from gradwatch.cli.output.progress import progress_line
 from gradwatch.errors import GradwatchError
-from gradwatch.gradcheck.options import CheckOptions
+from gradwatch.gradcheck.options import CheckOptions, CheckTarget, TargetKind
 
 if TYPE_CHECKING:
     from gradwatch.gradcheck.audit.result import StepAudit
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 WHAT = "What to check"
 """Title of a panel in the help."""
 WITHIN_S = 30.0
-Kind = Literal["layer", "config", "run", "script"]
 
 
 def command(
@@ -152,29 +151,33 @@ def command(
         from gradwatch.config.load import load_config
 
         load_config(Path(target).expanduser(), overrides or [], is_new=True)
+    named = CheckTarget(
+        text=target, kind=kind, inputs=inputs or [], overrides=overrides or [], step=step, arguments=arguments or []
+    )
     if step_audit:
-        path = Path(target).expanduser()
-        audit = _audited(path, kind, arguments or [], overrides or [], step, allow=allow or [])
+        from gradwatch.gradcheck.audit.targets import audit_target
+
+        audit = audit_target(named, allow=allow or [])
         _end(audit, None, form, is_wrong=not audit)
+    from gradwatch.gradcheck.targets import check_layer_properties, check_target, measure_target
+
     if precision:
-        digits = _measured(target, kind, inputs or [], overrides or [], step, is_whole=whole)
+        digits = measure_target(named, is_whole=whole)
         _end(digits, None, form, is_wrong=not digits["fp32"].is_finite)
     within = WITHIN_S if within is None else within
     with progress_line(hidden=form == "json") as progress:
         options = CheckOptions(layer=layer, allow=allow or [], within=within, second=second, progress=progress)
-        found = _checked(target, kind, inputs or [], overrides or [], step, options=options)
+        found = check_target(named, options)
     properties = None
     if inputs:
-        from gradwatch.gradcheck.targets import check_layer_properties
-
         try:
-            properties = check_layer_properties(target, inputs)
+            properties = check_layer_properties(named)
         except GradwatchError as error:  # such as a batch of 1, which the check of the gradient takes
             found = replace(found, notes=(*found.notes, f"the properties of the layer were not checked: {error}"))
     _end(found, properties, form, is_wrong=found.is_wrong or (properties is not None and properties.is_wrong))
 
 
-def _kind(target: str) -> Kind:
+def _kind(target: str) -> TargetKind:
     """Return what a target names."""
     path = Path(target).expanduser()
     if path.is_dir():
@@ -186,55 +189,6 @@ def _kind(target: str) -> Kind:
     raise GradwatchError(
         f"check: there is no file or folder '{target}'; expected a config, a run directory or package.module:Layer"
     )
-
-
-def _audited(
-    path: Path, kind: Kind, arguments: list[str], overrides: list[str], step: int | None, *, allow: list[str]
-) -> StepAudit:
-    """Audit the step of the config, the run or the script that a target names."""
-    if kind == "script":
-        from gradwatch.gradcheck.audit.script import audit_script
-
-        return audit_script(path, arguments, allow=allow)
-    from gradwatch.gradcheck.audit.targets import audit_config, audit_run
-
-    if kind == "run":
-        return audit_run(path, step, allow=allow)
-    return audit_config(path, overrides, allow=allow)
-
-
-def _measured(
-    target: str, kind: Kind, inputs: list[str], overrides: list[str], step: int | None, *, is_whole: bool
-) -> Precision:
-    """Measure the digits of the layer, the config or the run that a target names."""
-    from gradwatch.gradcheck.targets import measure_config, measure_layer, measure_run
-
-    path = Path(target).expanduser()
-    if kind == "run":
-        return measure_run(path, step, is_whole=is_whole)
-    if kind == "config":
-        return measure_config(path, overrides, is_whole=is_whole)
-    return measure_layer(target, inputs, is_whole=is_whole)
-
-
-def _checked(
-    target: str,
-    kind: Kind,
-    inputs: list[str],
-    overrides: list[str],
-    step: int | None,
-    *,
-    options: CheckOptions,
-) -> GradientCheck:
-    """Check the layer, the config or the run that a target names."""
-    from gradwatch.gradcheck.targets import check_config, check_layer, check_run
-
-    path = Path(target).expanduser()
-    if kind == "run":
-        return check_run(path, step, options)
-    if kind == "config":
-        return check_config(path, overrides, options)
-    return check_layer(target, inputs, options)
 
 
 def _end(

@@ -1,10 +1,13 @@
-"""Hold what a check of gradients is asked to do."""
+"""Hold what a check of gradients is asked to do, and of what."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import final
+from pathlib import Path
+from typing import Literal, final
+
+TargetKind = Literal["layer", "config", "run", "script"]
 
 
 def tell_nobody(text: str) -> None:
@@ -29,3 +32,30 @@ class CheckOptions:
     within: float = 60.0
     second: bool = False
     progress: Callable[[str], None] = tell_nobody
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckTarget:
+    """What the command line names.
+
+    Args:
+        text: A path, or `package.module:Layer` with its arguments if it needs any: `package.module:Layer(16)`.
+        kind: What it is.
+        inputs: Shape of each input of a layer, such as `8x16`; `8x16:100` for integers below 100.
+        overrides: Changed settings of a config.
+        step: Step of a run, or None for the one after the newest checkpoint.
+        arguments: Arguments of a script.
+    """
+
+    text: str
+    kind: TargetKind
+    inputs: Sequence[str] = ()
+    overrides: Sequence[str] = ()
+    step: int | None = None
+    arguments: Sequence[str] = ()
+
+    @property
+    def path(self) -> Path:
+        """The target as a path."""
+        return Path(self.text).expanduser()

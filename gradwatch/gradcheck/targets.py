@@ -5,11 +5,11 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,12 +21,12 @@ from gradwatch.errors import GradwatchError, raised
 from gradwatch.gradcheck.check import run_check
 from gradwatch.gradcheck.layer.check_layer import check_layer as properties_of
 from gradwatch.gradcheck.layer.result import LayerCheck
-from gradwatch.gradcheck.options import CheckOptions
+from gradwatch.gradcheck.options import CheckOptions, CheckTarget
 from gradwatch.gradcheck.precision.measure import FORMATS, Setting, precision, run_precision
 from gradwatch.gradcheck.precision.result import Precision
 from gradwatch.gradcheck.result import GradientCheck
 from gradwatch.gradcheck.stepping.step import CheckedStep
-from gradwatch.gradcheck.training_steps import first_step, recorded_step
+from gradwatch.gradcheck.training_steps import training_step
 from gradwatch.train.step import Batch, Stepper, to_device
 
 SAMPLES = (8, 4)
@@ -37,88 +37,61 @@ _SHAPE = re.compile(r"(\d+(?:x\d+)*)(?::(\d+))?")
 _CALL = re.compile(r"(?P<name>[^()]+?)(?:\((?P<arguments>.*)\))?", re.DOTALL)
 
 
-def check_layer(target: str, inputs: Sequence[str], options: CheckOptions) -> GradientCheck:
-    """Check a layer or a function of tensors.
+def check_target(target: CheckTarget, options: CheckOptions) -> GradientCheck:
+    """Check a layer or a function of tensors, the first step of a config, or a step of a run.
 
     Args:
-        target: `package.module:Layer`, with its arguments if it needs any: `package.module:Layer(16, bias=False)`.
-        inputs: Shape of each input, such as `8x16`; `8x16:100` for integers below 100.
-        options: What to check.
+        target: What to check.
+        options: How to check it; the time is without the restoring.
     """
-    torch.manual_seed(0)
-    made = _made(target)
-    given = [_input(text) for text in inputs]
-    model = made if isinstance(made, nn.Module) else None
+    if target.kind == "layer":
+        made, given = _layer(target)
+        model = made if isinstance(made, nn.Module) else None
+        with _misfits_reported(target):
+            return run_check(made, given, model=model, functions=(made,), options=options)
+    with training_step(target) as (training, window, notes):
+        found = _check_training(training.stepper(), window, options)
+    return replace(found, notes=(*notes, *found.notes))
+
+
+def check_layer_properties(target: CheckTarget) -> LayerCheck | None:
+    """Check the properties of a layer, such as independent samples; return None for a function."""
+    made, given = _layer(target)
+    return properties_of(made, *given) if isinstance(made, nn.Module) else None
+
+
+def measure_target(target: CheckTarget, *, is_whole: bool) -> Precision:
+    """Measure the digits of a layer, the first step of a config, or a step of a run, in each format.
+
+    Args:
+        target: What to measure. The outputs of a layer are projected to one number.
+        is_whole: Whether to convert the model instead of autocast.
+    """
+    if target.kind == "layer":
+        made, given = _layer(target)
+        with _misfits_reported(target):
+            return precision(made, *given, whole=is_whole)
+    with training_step(target) as (training, window, notes):
+        found = _measure_training(training.stepper(), window, is_whole=is_whole)
+    return replace(found, notes=(*notes, *found.notes))
+
+
+@contextlib.contextmanager
+def _misfits_reported(target: CheckTarget) -> Iterator[None]:
+    """Report an error of a layer as one about the shapes of its inputs."""
     try:
-        return run_check(made, tuple(given), model=model, functions=(made,), options=options)
+        yield
     except GradwatchError:
         raise
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        shapes = " and ".join(inputs)
-        raise GradwatchError(f"check: {target} does not take inputs of {shapes}: {raised(error)}") from error
+        shapes = " and ".join(target.inputs)
+        raise GradwatchError(f"check: {target.text} does not take inputs of {shapes}: {raised(error)}") from error
 
 
-def check_layer_properties(target: str, inputs: Sequence[str]) -> LayerCheck | None:
-    """Check the properties of a layer, such as independent samples; return None for a function.
-
-    Args:
-        target: As for `check_layer`.
-        inputs: As for `check_layer`.
-    """
+def _layer(target: CheckTarget) -> tuple[Any, tuple[Tensor, ...]]:
+    """Return the layer or function that a target names, and its inputs."""
     torch.manual_seed(0)
-    made = _made(target)
-    return properties_of(made, *map(_input, inputs)) if isinstance(made, nn.Module) else None
-
-
-def check_config(file: Path, overrides: Sequence[str], options: CheckOptions) -> GradientCheck:
-    """Check the first step of the training that a config describes, without starting a run."""
-    with first_step(file, overrides) as (training, window):
-        return _check_training(training.stepper(), window, options)
-
-
-def check_run(run: Path, step: int | None, options: CheckOptions) -> GradientCheck:
-    """Check a step of a recorded run, from its restored weights and its own batch.
-
-    Args:
-        run: The run directory.
-        step: The step, or None for the one after the newest checkpoint.
-        options: What to check; the time is without the restoring.
-    """
-    with recorded_step(run, step) as (number, training, window):
-        found = _check_training(training.stepper(), window, options)
-    return replace(found, notes=(f"step {number} of {run}", *found.notes))
-
-
-def measure_layer(target: str, inputs: Sequence[str], *, is_whole: bool) -> Precision:
-    """Measure the digits of a layer or a function in each format; its outputs are projected to one number.
-
-    Args:
-        target: As for `check_layer`.
-        inputs: As for `check_layer`.
-        is_whole: Whether to convert the layer instead of autocast.
-    """
-    torch.manual_seed(0)
-    made = _made(target)
-    try:
-        return precision(made, *map(_input, inputs), whole=is_whole)
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        if isinstance(error, GradwatchError):
-            raise
-        shapes = " and ".join(inputs)
-        raise GradwatchError(f"check: {target} does not take inputs of {shapes}: {raised(error)}") from error
-
-
-def measure_config(file: Path, overrides: Sequence[str], *, is_whole: bool) -> Precision:
-    """Measure the digits of the first step of the training that a config describes."""
-    with first_step(file, overrides) as (training, window):
-        return _measure_training(training.stepper(), window, is_whole=is_whole)
-
-
-def measure_run(run: Path, step: int | None, *, is_whole: bool) -> Precision:
-    """Measure the digits of a step of a recorded run; arguments as for `check_run`."""
-    with recorded_step(run, step) as (number, training, window):
-        found = _measure_training(training.stepper(), window, is_whole=is_whole)
-    return replace(found, notes=(f"step {number} of {run}", *found.notes))
+    return _made(target.text), tuple(map(_input, target.inputs))
 
 
 def _measure_training(stepper: Stepper, window: list[Batch], *, is_whole: bool) -> Precision:
@@ -139,7 +112,7 @@ def _measure_training(stepper: Stepper, window: list[Batch], *, is_whole: bool) 
         is_whole=is_whole,
         is_scaled=True,
     )
-    found = run_precision(lambda _: passes, setting, formats=tuple(FORMATS))
+    found = run_precision(passes, setting, formats=tuple(FORMATS))
     if any(len(targets) > samples for _, targets in window):
         found = replace(found, notes=(f"the first {samples} samples of each micro-batch were run", *found.notes))
     return found

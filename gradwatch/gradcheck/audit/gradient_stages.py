@@ -45,18 +45,14 @@ def judge_loss(case: AuditedStep, window: Window) -> Outcome:
                 f"the loss of each of {number} micro-batches is not divided by their number: the gradient is {number} "
                 f"times that of the mean over the batch; divide each loss by {number}"
             )
-            return Deviation(
-                stage="loss", kind="loss-not-divided", text=text, place=passes[0].place, ratio=float(number)
-            )
+            return Deviation(kind="loss-not-divided", text=text, place=passes[0].place, ratio=float(number))
         divisor = round(1 / shares[0]) if shares[0] > 1 / MAX_DIVISOR else 0
         if any(c.is_loss for c in calls) and divisor > number and _is_near(shares[0] * divisor, 1.0):
             text = (
                 f"the loss of each of {number} micro-batches is divided by {divisor}: the gradient is "
                 f"{number}/{divisor} times that of the mean over the batch; divide by {number}, the number of this step"
             )
-            return Deviation(
-                stage="loss", kind="wrong-divisor", text=text, place=passes[0].place, ratio=number / divisor
-            )
+            return Deviation(kind="wrong-divisor", text=text, place=passes[0].place, ratio=number / divisor)
     return ""
 
 
@@ -76,12 +72,12 @@ def judge_sum(case: AuditedStep, window: Window) -> Outcome:
             "the gradient of an earlier step is added to the one of this step, since nothing sets it to zero between "
             "the update and the next backward pass; call optimizer.zero_grad()"
         )
-        return Deviation(stage="accumulate", kind="zero-grad-missing", text=text, place=first, ratio=ratio)
+        return Deviation(kind="zero-grad-missing", text=text, place=first, ratio=ratio)
     zeroed = [e for e in window.events if e.kind == "zero"]
     place = zeroed[-1].place if zeroed else window.update.place
     if window.passes and not window.used:
         text = "the gradients are set to zero between the backward pass and the update, which gets none of them"
-        return Deviation(stage="accumulate", kind="zeroed-before-update", text=text, place=place, ratio=0.0)
+        return Deviation(kind="zeroed-before-update", text=text, place=place, ratio=0.0)
     dropped = [p for p in window.passes if not any(p is u for u in window.used)]
     if dropped and case.are_micro(window.passes) and not _weights_moved(window):
         text = (
@@ -89,7 +85,7 @@ def judge_sum(case: AuditedStep, window: Window) -> Outcome:
             f"{len(window.passes)}; call zero_grad() once for each update"
         )
         ratio = len(window.used) / len(window.passes)
-        return Deviation(stage="accumulate", kind="zeroed-between-micro-batches", text=text, place=place, ratio=ratio)
+        return Deviation(kind="zeroed-between-micro-batches", text=text, place=place, ratio=ratio)
     return _means_of_means(case, window) or ("" if window.passes else NO_PASSES)
 
 
@@ -116,9 +112,7 @@ def _means_of_means(case: AuditedStep, window: Window) -> Outcome:
                 f"micro-batches with unequal counts ({numbers}) have the same weight: a mean of means is not the mean "
                 "over the batch; sum the losses, and divide by the count of the whole batch"
             )
-            return Deviation(
-                stage="accumulate", kind="mean-of-means", text=text, place=passes[0].place, ratio=1 / largest
-            )
+            return Deviation(kind="mean-of-means", text=text, place=passes[0].place, ratio=1 / largest)
     return ""
 
 
@@ -154,9 +148,7 @@ def _decayed_twice(
         f"the weights decay twice: {cause}, which adds {found[first]:.4g} times the weight to the gradient of "
         f"{case.listed(list(found))}, and the optimizer has weight_decay={decay:g}; keep one of them"
     )
-    return Deviation(
-        stage="gradient", kind="decay-twice", text=text, place=event.place, tensors=case.tensors(list(found))
-    )
+    return Deviation(kind="decay-twice", text=text, place=event.place, tensors=case.tensors(list(found)))
 
 
 def _dropped(case: AuditedStep, window: Window) -> Outcome:
@@ -175,12 +167,7 @@ def _dropped(case: AuditedStep, window: Window) -> Outcome:
         "item() after it; if that is on purpose, leave it out of the optimizer"
     )
     return Deviation(
-        stage="gradient",
-        kind="gradient-dropped",
-        text=text,
-        place=window.passes[0].place,
-        ratio=0.0,
-        tensors=case.tensors(without),
+        kind="gradient-dropped", text=text, place=window.passes[0].place, ratio=0.0, tensors=case.tensors(without)
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from gradwatch.gradcheck.audit.case import AuditedStep, Outcome
 from gradwatch.gradcheck.audit.gradient_stages import judge_gradient, judge_loss, judge_sum
@@ -58,7 +59,7 @@ def _outcomes(case: AuditedStep) -> Iterator[tuple[StageName, Outcome]]:
 def _stage(name: StageName, outcomes: Iterable[Outcome], allow: Collection[str]) -> tuple[Stage, list[Deviation]]:
     """Return the verdict on a stage from what its judges said, and its differences."""
     outcomes = list(outcomes)
-    found = {o.kind: o for o in outcomes if isinstance(o, Deviation) and o.kind not in allow}
+    found = {o.kind: replace(o, stage=name) for o in outcomes if isinstance(o, Deviation) and o.kind not in allow}
     if found:
         first = next(iter(found.values()))
         return Stage(name=name, verdict="differs", text=first.text, difference=first), list(found.values())

@@ -23,11 +23,11 @@ def judge_order(case: AuditedStep) -> Deviation | str | None:
     later = any(_gives(case, e) for e in case.events[case.events.index(first.update) :] if e.kind == "backward")
     if not first.passes and not first.has_old and later:
         text = "the optimizer steps before the backward pass, after the gradients are set to zero: it gets none"
-        return Deviation(stage="update", kind="update-before-backward", text=text, place=first.update.place)
+        return Deviation(kind="update-before-backward", text=text, place=first.update.place)
     for window in others:
         if not window.passes and any(not is_zero(window.update.before.grads[i]) for i in case.held):
             text = "the optimizer steps twice with the same gradient"
-            return Deviation(stage="update", kind="updated-twice", text=text, place=window.update.place, ratio=2.0)
+            return Deviation(kind="updated-twice", text=text, place=window.update.place, ratio=2.0)
     return None
 
 
@@ -42,7 +42,7 @@ def _no_update(case: AuditedStep) -> Deviation | str:
     if not zeroed:
         return "no update; if the step is one of several that add up a gradient, audit all of them as one"
     text = "the gradients are set to zero and made, but optimizer.step() is not called"
-    return Deviation(stage="update", kind="update-skipped", text=text, place=passes[-1].place, ratio=0.0)
+    return Deviation(kind="update-skipped", text=text, place=passes[-1].place, ratio=0.0)
 
 
 def _stale(case: AuditedStep) -> Deviation | None:
@@ -61,9 +61,7 @@ def _stale(case: AuditedStep) -> Deviation | None:
         f"{case.listed(missing)}: build the optimizer after the model is copied, moved or changed"
     )
     place = case.windows[0].update.place if case.windows else case.events[0].place
-    return Deviation(
-        stage="update", kind="stale-parameters", text=text, place=place, ratio=0.0, tensors=case.tensors(missing)
-    )
+    return Deviation(kind="stale-parameters", text=text, place=place, ratio=0.0, tensors=case.tensors(missing))
 
 
 def _left_out(case: AuditedStep) -> Deviation | None:
@@ -79,9 +77,7 @@ def _left_out(case: AuditedStep) -> Deviation | None:
         "requires_grad to False"
     )
     place = case.windows[0].update.place if case.windows else case.events[0].place
-    return Deviation(
-        stage="update", kind="not-in-a-group", text=text, place=place, ratio=0.0, tensors=case.tensors(out)
-    )
+    return Deviation(kind="not-in-a-group", text=text, place=place, ratio=0.0, tensors=case.tensors(out))
 
 
 def _frozen(case: AuditedStep) -> Deviation | None:
@@ -96,7 +92,7 @@ def _frozen(case: AuditedStep) -> Deviation | None:
         "never updated; if that is on purpose, leave it out of the optimizer"
     )
     place = case.windows[0].update.place if case.windows else case.events[0].place
-    return Deviation(stage="update", kind="frozen", text=text, place=place, ratio=0.0, tensors=case.tensors(frozen))
+    return Deviation(kind="frozen", text=text, place=place, ratio=0.0, tensors=case.tensors(frozen))
 
 
 def _has_grad(event: StepEvent, index: int) -> bool:

@@ -31,20 +31,20 @@ class Deviation:
     """A stage that does something else than it was meant to.
 
     Args:
-        stage: The stage.
         kind: What kind of mistake, such as `loss-not-divided`.
         text: One sentence for people.
         place: The statement.
         ratio: What the stage gave, divided by what was meant; nan if it is no multiple.
         tensors: Names of the parameters concerned.
+        stage: The stage; set by `judged`.
     """
 
-    stage: StageName
     kind: str
     text: str
     place: Place = NOWHERE
     ratio: float = math.nan
     tensors: tuple[str, ...] = ()
+    stage: StageName | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""

@@ -1,35 +1,31 @@
-"""Audit the step that the command line names: the first one of a config, or a recorded one of a run."""
+"""Audit the step that the command line names: of a script, of a config, or a recorded one of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import asdict, replace
-from pathlib import Path
 
 from gradwatch.gradcheck.audit.audit import run_audit
 from gradwatch.gradcheck.audit.result import StepAudit
-from gradwatch.gradcheck.training_steps import first_step, recorded_step
+from gradwatch.gradcheck.audit.script import audit_script
+from gradwatch.gradcheck.options import CheckTarget
+from gradwatch.gradcheck.training_steps import training_step
 from gradwatch.train.loop import move_schedule
 from gradwatch.train.step import Batch, to_device
 from gradwatch.train.training_state import TrainingState
 
 
-def audit_config(file: Path, overrides: Sequence[str], *, allow: Collection[str]) -> StepAudit:
-    """Audit the first step of the training that a config describes, without starting a run."""
-    with first_step(file, overrides) as (training, window):
-        return _audit_training(training, window, allow=allow)
-
-
-def audit_run(run: Path, step: int | None, *, allow: Collection[str]) -> StepAudit:
-    """Audit a step of a recorded run, from its restored state and its own batch.
+def audit_target(target: CheckTarget, *, allow: Collection[str]) -> StepAudit:
+    """Audit the updates of a script, or the first step of a config, or a step of a run from its restored state.
 
     Args:
-        run: The run directory.
-        step: The step, or None for the one after the newest checkpoint.
+        target: What to audit.
         allow: Kinds of differences that are on purpose.
     """
-    with recorded_step(run, step) as (number, training, window):
-        return replace(_audit_training(training, window, allow=allow), notes=(f"step {number} of {run}",))
+    if target.kind == "script":
+        return audit_script(target.path, target.arguments, allow=allow)
+    with training_step(target) as (training, window, notes):
+        return replace(_audit_training(training, window, allow=allow), notes=notes)
 
 
 def _audit_training(training: TrainingState, window: list[Batch], *, allow: Collection[str]) -> StepAudit:

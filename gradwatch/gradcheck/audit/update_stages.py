@@ -36,17 +36,17 @@ def judge_unscale(case: AuditedStep, window: Window) -> Outcome:
     divided = len(times) + len(by_hand) + ("grad_scale" in window.update.limit)
     if times and window.events.index(times[0]) < window.events.index(scaled[-1]):
         text = "the gradients are unscaled before the last backward pass: scaled and unscaled ones are added"
-        return Deviation(stage="unscale", kind="unscaled-early", text=text, place=times[0].place)
+        return Deviation(kind="unscaled-early", text=text, place=times[0].place)
     if divided == 0:
         text = (
             f"the loss is scaled by {scale:g}, but the gradients are not divided by it before the update; "
             "call scaler.step(optimizer)"
         )
-        return Deviation(stage="unscale", kind="not-unscaled", text=text, place=window.update.place, ratio=scale)
+        return Deviation(kind="not-unscaled", text=text, place=window.update.place, ratio=scale)
     if divided > 1:
         text = f"the gradients are divided {divided} times by the scale of the loss, {scale:g}"
         place = by_hand[0].after.place if by_hand else times[-1].place
-        return Deviation(stage="unscale", kind="unscaled-twice", text=text, place=place, ratio=scale ** (1 - divided))
+        return Deviation(kind="unscaled-twice", text=text, place=place, ratio=scale ** (1 - divided))
     return ""
 
 
@@ -73,11 +73,11 @@ def judge_clip(case: AuditedStep, window: Window, after: Sequence[StepEvent]) ->
             f"the gradients are clipped to {first.limit['limit']:g} while they are {scale:g} times too large; call "
             "scaler.unscale_(optimizer) before the clipping"
         )
-        return Deviation(stage="clip", kind="clip-before-unscale", text=text, place=first.place, ratio=1 / scale)
+        return Deviation(kind="clip-before-unscale", text=text, place=first.place, ratio=1 / scale)
     later = [p for p in window.used if position[id(p)] > position[id(last)]]
     if later and case.are_micro(window.used):
         text = "the gradients are clipped before those of the last micro-batch are added"
-        return Deviation(stage="clip", kind="clip-before-the-sum", text=text, place=last.place)
+        return Deviation(kind="clip-before-the-sum", text=text, place=last.place)
     return ""
 
 
@@ -86,21 +86,17 @@ def _wrong_clip(case: AuditedStep, window: Window, clips: Sequence[StepEvent], a
     late = list(itertools.takewhile(lambda e: e.kind != "backward", after))
     for event in (e for e in late if e.kind == "clip" and set(e.watched) & set(case.held)):
         text = "the gradients are clipped after the update, which used them unclipped"
-        return Deviation(stage="clip", kind="clip-after-update", text=text, place=event.place)
+        return Deviation(kind="clip-after-update", text=text, place=event.place)
     for event in clips:
         others = set(event.watched) - set(case.held)
         if event.limit["empty"] and not others & updated_ones and window.passes:
             what = "parameters without a gradient" if event.watched else "no parameter of the model or the optimizer"
             text = f"the clipping has no effect: it gets {what}; clip those that the optimizer updates"
-            return Deviation(stage="clip", kind="clip-of-wrong-parameters", text=text, place=event.place)
+            return Deviation(kind="clip-of-wrong-parameters", text=text, place=event.place)
         if others and not others & updated_ones and not set(event.watched) & set(case.held):
             text = f"the clipping is of {case.listed(sorted(others))}, which the optimizer does not update"
             return Deviation(
-                stage="clip",
-                kind="clip-of-wrong-parameters",
-                text=text,
-                place=event.place,
-                tensors=case.tensors(sorted(others)),
+                kind="clip-of-wrong-parameters", text=text, place=event.place, tensors=case.tensors(sorted(others))
             )
     return "no clipping by a function of torch"
 
@@ -127,12 +123,7 @@ def judge_update(case: AuditedStep, window: Window) -> Outcome:
     ratio = next(iter(wrong.values()))
     text = f"the update of {case.listed(list(wrong))} is not that of {type(optimizer).__name__} with its settings"
     return Deviation(
-        stage="update",
-        kind="not-the-formula",
-        text=text,
-        place=window.update.place,
-        ratio=ratio,
-        tensors=case.tensors(list(wrong)),
+        kind="not-the-formula", text=text, place=window.update.place, ratio=ratio, tensors=case.tensors(list(wrong))
     )
 
 
@@ -186,7 +177,7 @@ def _decayed_by_hand(case: AuditedStep, window: Window) -> Deviation | None:
                 "optimizer; keep one of them"
             )
             place = later.place if later.kind == "update" else event.place
-            return Deviation(stage="update", kind="decay-twice", text=text, place=place, tensors=case.tensors(decayed))
+            return Deviation(kind="decay-twice", text=text, place=place, tensors=case.tensors(decayed))
     return None
 
 
@@ -196,7 +187,7 @@ def judge_write_back(case: AuditedStep, window: Window) -> Outcome:
     changed = [i for i in update.watched if not torch.equal(update.before.weights[i], update.after.weights[i])]
     if changed and all(torch.equal(end.weights[i], update.before.weights[i]) for i in changed):
         text = "the update is undone: at the end of the step the weights are what they were before it"
-        return Deviation(stage="write-back", kind="update-undone", text=text, place=update.place, ratio=0.0)
+        return Deviation(kind="update-undone", text=text, place=update.place, ratio=0.0)
     if window.has_closure or not has_formula(update.owner):
         return "" if changed else "the weights did not change"
     lost = total = 0
@@ -213,7 +204,7 @@ def judge_write_back(case: AuditedStep, window: Window) -> Outcome:
             f"{100 * lost / total:.0f} % of the weights did not move: the update is smaller than the spacing of "
             f"{dtype}; keep the weights in float32, or raise the learning rate"
         )
-        return Deviation(stage="write-back", kind="update-lost", text=text, place=update.place, ratio=1 - lost / total)
+        return Deviation(kind="update-lost", text=text, place=update.place, ratio=1 - lost / total)
     return ""
 
 
@@ -226,7 +217,7 @@ def judge_schedule(case: AuditedStep) -> Outcome:
     order = {id(e): i for i, e in enumerate(case.events)}
     if updates and order[id(steps[0])] < order[id(updates[0])]:
         text = "the scheduler steps before the optimizer, so that the first learning rate is skipped"
-        return Deviation(stage="schedule", kind="schedule-before-update", text=text, place=steps[0].place)
+        return Deviation(kind="schedule-before-update", text=text, place=steps[0].place)
     for scheduler in dict.fromkeys(e.owner for e in steps):
         times = [e for e in steps if e.owner is scheduler]
         if updates and len(times) > len(updates):
@@ -235,7 +226,7 @@ def judge_schedule(case: AuditedStep) -> Outcome:
                 f"update{'s' if len(updates) > 1 else ''}: the learning rate runs ahead"
             )
             ratio = len(times) / len(updates)
-            return Deviation(stage="schedule", kind="scheduled-twice", text=text, place=times[-1].place, ratio=ratio)
+            return Deviation(kind="scheduled-twice", text=text, place=times[-1].place, ratio=ratio)
     return ""
 
 

@@ -90,14 +90,14 @@ def precision(
             f"precision: step is a {type(step).__name__}, expected a function of the batch or a module"
         )
     setting = Setting(batch=batch, model=model, functions=(step,), is_whole=whole, is_scaled=scaler)
-    return run_precision(lambda _: step, setting, formats=formats)
+    return run_precision(step, setting, formats=formats)
 
 
-def run_precision(call_for: Callable[[Format], Call], setting: Setting, *, formats: Collection[str]) -> Precision:
+def run_precision(call: Call, setting: Setting, *, formats: Collection[str]) -> Precision:
     """Measure a step in some formats; see `precision`.
 
     Args:
-        call_for: Returns the step for a format.
+        call: The step.
         setting: How it is run.
         formats: Names of formats.
     """
@@ -111,7 +111,7 @@ def run_precision(call_for: Callable[[Format], Call], setting: Setting, *, forma
     formulas: tuple[LatentFormula, ...] = ()
     for name in (n for n in FORMATS if n in formats):
         for scale in SCALES if name == "fp16" and setting.is_scaled else (1.0,):
-            report, found = _measured(call_for(name), setting, name, scale)
+            report, found = _measured(call, setting, name, scale)
             if report.is_finite:
                 break
         reports.append(report)
