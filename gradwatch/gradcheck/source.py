@@ -109,6 +109,10 @@ class FunctionSource:
         return found
 
 
+NO_SOURCE = FunctionSource("", ast.parse("lambda: None", mode="eval").body)  # type: ignore[arg-type]  # a lambda
+"""The source of what is not written in Python, or not in a file."""
+
+
 def _form(expression: ast.expr) -> str:
     """Return an expression without the names in it."""
     return "".join(type(n).__name__ for n in ast.walk(expression))
@@ -139,12 +143,12 @@ def _head(statement: ast.stmt) -> ast.stmt:
     return ast.copy_location(ast.Expr(value), statement)
 
 
-def source_of(function: Any) -> FunctionSource | None:
-    """Return the source of a Python function, or None if it has none."""
+def source_of(function: Any) -> FunctionSource:
+    """Return the source of a Python function, or `NO_SOURCE`."""
     function = inspect.unwrap(getattr(function, "__func__", function))
     code = getattr(function, "__code__", None)
     if code is None:
-        return None
+        return NO_SOURCE
     try:
         lines, first = inspect.getsourcelines(code)
         tree = ast.parse(textwrap.dedent("".join(lines)).strip())
@@ -155,18 +159,20 @@ def source_of(function: Any) -> FunctionSource | None:
     for node in ast.walk(tree):
         if isinstance(node, wanted):
             return FunctionSource(code.co_filename, node)
-    return None
+    return NO_SOURCE
 
 
-def _lambda_source(code: Any) -> FunctionSource | None:
+def _lambda_source(code: Any) -> FunctionSource:
     """Return the lambda that stands at the line of a code object: its statement may not parse by itself."""
     try:
         tree = ast.parse("".join(linecache.getlines(code.co_filename)))
     except SyntaxError:
-        return None
+        return NO_SOURCE
     nodes = [n for n in ast.walk(tree) if isinstance(n, (ast.Lambda, ast.FunctionDef))]
     here = [n for n in nodes if n.lineno <= code.co_firstlineno <= (n.end_lineno or n.lineno)]
-    return FunctionSource(code.co_filename, min(here, key=lambda n: (n.end_lineno or 0) - n.lineno)) if here else None
+    if not here:
+        return NO_SOURCE
+    return FunctionSource(code.co_filename, min(here, key=lambda n: (n.end_lineno or 0) - n.lineno))
 
 
 def calls(statement: ast.AST, names: Iterable[str]) -> bool:

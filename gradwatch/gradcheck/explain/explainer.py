@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.autograd import Function
 
 from gradwatch.gradcheck.explain.hooks import GradientHook, without_hooks
-from gradwatch.gradcheck.explain.kinds import Named, name_mistake
+from gradwatch.gradcheck.explain.kinds import name_mistake
 from gradwatch.gradcheck.explain.nodes import NodeCheck, WrongArgument
 from gradwatch.gradcheck.explain.saved_tensors import unchanged
 from gradwatch.gradcheck.explain.second import second_derivatives
 from gradwatch.gradcheck.explain.statements import step_fault
-from gradwatch.gradcheck.explain.wording import function_text, phrase
+from gradwatch.gradcheck.explain.wording import Named, function_text, phrase
 from gradwatch.gradcheck.judge import Examined, Judge
 from gradwatch.gradcheck.result import Fault
 from gradwatch.gradcheck.stepping.cuts import Cut, GraphCuts, function_at, positions_at

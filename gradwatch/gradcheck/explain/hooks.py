@@ -35,10 +35,8 @@ class GradientHook:
     def place(self) -> Place:
         """Return the line that returns the changed gradient, or the line of the registration."""
         source = source_of(self.function)
-        if source is None:
-            return self.registered
         returns = source.returned()
-        return source.place(returns[-1][0] if returns else source.node)
+        return source.place(returns[-1][0] if returns else source.node) or self.registered
 
     @property
     def name(self) -> str:

@@ -17,10 +17,11 @@ from torch.autograd import Function
 from gradwatch.gradcheck.explain.nodes import NodeCheck, WrongArgument, again
 from gradwatch.gradcheck.explain.repair import repair
 from gradwatch.gradcheck.explain.substitution import substitution
+from gradwatch.gradcheck.explain.wording import Named
 from gradwatch.gradcheck.source import FunctionSource, calls, mentions, source_of, written
 from gradwatch.gradcheck.stepping.function_calls import RecordedCall, method, tensors_of
 from gradwatch.gradcheck.stepping.tensors import copied
-from gradwatch.replay.locate.records import NOWHERE, Place
+from gradwatch.replay.locate.records import Place
 
 TEMPERATURES = ("temp", "tau")
 MOST = 0.8
@@ -34,12 +35,40 @@ MAX_EPSILON = 0.2
 
 @final
 @dataclass(frozen=True, slots=True)
-class Named:
-    """The kind of a mistake, its place, and its ratio if it is one number."""
+class _WrongCall:
+    """A call with a wrong gradient.
 
-    kind: str
-    place: Place
-    ratio: float = math.nan
+    Args:
+        call: The call.
+        wrong: Its arguments with a wrong gradient, not empty.
+        nodes: Judges gradients of the call.
+    """
+
+    call: RecordedCall
+    wrong: Sequence[WrongArgument]
+    nodes: NodeCheck
+
+    def source(self, name: str = "backward") -> FunctionSource:
+        """Return the source of a method of the Function."""
+        return source_of(method(self.call.function, name))
+
+    def maker(self, wrong: Sequence[WrongArgument] | None = None, right: Sequence[int] = ()) -> Place:
+        """Return the statement of backward that makes the gradients of the wrong arguments, and not of right ones."""
+        return self.source().maker([w.index for w in wrong or self.wrong], right)
+
+    def is_right(self, grads: Sequence[Tensor | None], call: RecordedCall | None = None) -> bool:
+        """Return whether gradients of this call, or of another one of the Function, agree with differences."""
+        return all(self.nodes.agrees(call or self.call, w.index, grads[w.index]) for w in self.wrong)
+
+    def repaired(self) -> Named | None:
+        """Return the mistake whose repair in the source of backward makes the gradients right."""
+        return repair(self.call.function, lambda: self.is_right(again(self.call)))
+
+    def only(self, otherwise: Place, test: Callable[[ast.stmt], bool]) -> Place:
+        """Return the only statement of backward that passes a test, else another place."""
+        source = self.source()
+        found = source.simple(test)
+        return source.place(found[0]) if len(found) == 1 else otherwise
 
 
 def name_mistake(
@@ -53,120 +82,87 @@ def name_mistake(
         nodes: Judges gradients of the call.
         modules: Modules of the step, to tell buffers.
     """
-    backward = source_of(method(call.function, "backward"))
+    bad = _WrongCall(call, wrong, nodes)
     right = [i for i, n in enumerate(call.needs) if n and all(w.index != i for w in wrong)]
-    made = backward.maker([w.index for w in wrong], right) if backward else NOWHERE
     first = wrong[0]
     missing = [w for w in wrong if not bool((w.analytic_E != 0).any())]
     if missing:
-        place = backward.maker([missing[0].index], right) if backward else NOWHERE
-        return Named("missing_grad", place, 0.0)
+        return Named("missing_grad", bad.maker(missing[:1], right), 0.0)
     for experiment in (_in_step_only, _by_layout, _ignores_grad, _writes_what_it_differentiates):
-        if (found := experiment(call, wrong, nodes, backward)) is not None:
+        if (found := experiment(bad)) is not None:
             return found
-    ratio = first.ratio
+    made, ratio = bad.maker(right=right), first.ratio
     if math.isfinite(ratio):
-        kind = _kind_of_ratio(call, wrong, ratio)
-        if kind != "factor" or len(wrong) == 1:
-            fixed = _repaired(call, wrong, nodes)
-            if fixed is not None and fixed.kind in (kind, "bias_mean", "sign"):
-                return Named(fixed.kind, fixed.place, ratio)
-        elif (fixed := _repaired(call, wrong, nodes)) is not None:
+        kind, fixed = _kind_of_ratio(call, wrong, ratio), bad.repaired()
+        if fixed is None:
+            return Named(kind, made, ratio)
+        if kind == "factor" and len(wrong) > 1:
             return Named(kind, fixed.place, ratio)
-        return Named(kind, made, ratio)
+        is_of_kind = fixed.kind in (kind, "bias_mean", "sign")
+        return Named(fixed.kind, fixed.place, ratio) if is_of_kind else Named(kind, made, ratio)
     if _is_transposed(first):
-        return Named("transposed", _statement(backward, made, calls_any=("t", "mm", "matmul", "transpose")))
-    swap = substitution(call, lambda grads: _agree(call, wrong, nodes, grads), modules)
-    if swap is not None:
+        return Named("transposed", bad.only(made, lambda s: calls(s, ("t", "mm", "matmul", "transpose"))))
+    if (swap := substitution(call, bad.is_right, modules)) is not None:
         kind = "stale" if _writes(call, lambda needed: not needed) else swap.kind
-        return Named(kind, swap.place if swap.place.file else made)
-    fixed = _repaired(call, wrong, nodes)
+        return Named(kind, swap.place or made)
+    fixed = bad.repaired()
     if fixed is not None and fixed.kind != "factor":
-        return Named(fixed.kind, fixed.place)
-    found = _by_pattern(call, wrong, nodes, backward, fixed.place if fixed else made)
+        return fixed
+    found = _by_pattern(bad, fixed.place if fixed else made)
     return Named("factor", found.place) if found.kind == "missing_term" and fixed else found
 
 
 def detaching_line(function: type[Function]) -> Place:
     """Return the line of a backward that takes a value out of the graph, or no line."""
     source = source_of(method(function, "backward"))
-    cuts = (
-        source.simple(lambda s: calls(s, ("detach", "item", "numpy", "tolist")) or mentions(s, ("data",)))
-        if source
-        else []
-    )
-    return source.place(cuts[0]) if source and cuts else NOWHERE
+    cuts = source.simple(lambda s: calls(s, ("detach", "item", "numpy", "tolist")) or mentions(s, ("data",)))
+    return source.place(cuts[0] if cuts else None)
 
 
 def backward_line(function: type[Function]) -> Place:
     """Return the line of a backward that returns its gradients, or no line."""
     source = source_of(method(function, "backward"))
-    returns = source.returned() if source else []
-    return source.place(returns[-1][0]) if source and returns else NOWHERE
+    returns = source.returned()
+    return source.place(returns[-1][0] if returns else None)
 
 
-def _agree(
-    call: RecordedCall, wrong: Sequence[WrongArgument], nodes: NodeCheck, grads: Sequence[Tensor | None]
-) -> bool:
-    return all(nodes.agrees(call, w.index, grads[w.index]) for w in wrong)
-
-
-def _repaired(call: RecordedCall, wrong: Sequence[WrongArgument], nodes: NodeCheck) -> Any:
-    return repair(call.function, lambda: _agree(call, wrong, nodes, again(call)))
-
-
-def _in_step_only(
-    call: RecordedCall, wrong: Sequence[WrongArgument], nodes: NodeCheck, backward: FunctionSource | None
-) -> Named | None:
+def _in_step_only(bad: _WrongCall) -> Named | None:
     """Return a mistake that an application outside of the step does not make: something changed in between."""
     try:
-        if not _agree(call, wrong, nodes, again(call)):
+        if not bad.is_right(again(bad.call)):
             return None
     except RuntimeError:
         return None
-    changed = [
-        i
-        for i, (now, before) in enumerate(zip(call.given, call.args, strict=True))
-        if isinstance(now, Tensor) and not torch.equal(now.detach(), before)
-    ]
-    kind = "inplace" if changed else "stale"
-    place = backward.maker([w.index for w in wrong], ()) if backward else NOWHERE
-    return Named(kind, place)
+    is_changed = any(
+        isinstance(now, Tensor) and not torch.equal(now.detach(), before)
+        for now, before in zip(bad.call.given, bad.call.args, strict=True)
+    )
+    return Named("inplace" if is_changed else "stale", bad.maker())
 
 
-def _by_layout(
-    call: RecordedCall, wrong: Sequence[WrongArgument], nodes: NodeCheck, backward: FunctionSource | None
-) -> Named | None:
-    tensors = [*tensors_of(call.args), *tensors_of(call.grad_outputs)]
-    if all(t.is_contiguous() for t in tensors):
+def _by_layout(bad: _WrongCall) -> Named | None:
+    tensors = [*tensors_of(bad.call.args), *tensors_of(bad.call.grad_outputs)]
+    if all(t.is_contiguous() for t in tensors) or not bad.is_right(again(bad.call, contiguous=True)):
         return None
-    if not _agree(call, wrong, nodes, again(call, contiguous=True)):
-        return None
-    forward = source_of(method(call.function, "forward"))
     words = ("view", "as_strided", "storage", "data_ptr", "reshape", "stride", "untyped_storage", "contiguous", "ravel")
-    for source in (backward, forward):
-        found = source.simple(lambda s: calls(s, words)) if source else []
-        if source and found:
+    for source in (bad.source(), bad.source("forward")):
+        if found := source.simple(lambda s: calls(s, words)):
             return Named("layout", source.place(found[-1]))
-    return Named("layout", backward.maker([w.index for w in wrong], ()) if backward else NOWHERE)
+    return Named("layout", bad.maker())
 
 
-def _ignores_grad(
-    call: RecordedCall, wrong: Sequence[WrongArgument], nodes: NodeCheck, backward: FunctionSource | None
-) -> Named | None:
-    once, twice = again(call), again(call, factor=2.0)
-    for w in wrong:
+def _ignores_grad(bad: _WrongCall) -> Named | None:
+    once, twice = again(bad.call), again(bad.call, factor=2.0)
+    for w in bad.wrong:
         a, b = once[w.index], twice[w.index]
         if a is None or b is None or not torch.allclose(a, b, rtol=1e-9, atol=0.0):
             return None
-    return Named("no_grad_output", backward.maker([w.index for w in wrong], ()) if backward else NOWHERE)
+    return Named("no_grad_output", bad.maker())
 
 
-def _writes_what_it_differentiates(
-    call: RecordedCall, wrong: Sequence[WrongArgument], nodes: NodeCheck, backward: FunctionSource | None
-) -> Named | None:
+def _writes_what_it_differentiates(bad: _WrongCall) -> Named | None:
     """Return the statement of the forward that changes in place what is saved, or an argument with a gradient."""
-    place = _writes(call, lambda needed: needed)
+    place = _writes(bad.call, lambda needed: needed)
     return Named("inplace", place) if place else None
 
 
@@ -178,11 +174,11 @@ def _writes(call: RecordedCall, test: Callable[[bool], bool]) -> Place | None:
         test: Chooses arguments by whether they take a gradient; those without one are running statistics.
     """
     forward = source_of(method(call.function, "forward"))
-    if forward is None or any(calls(s, ("mark_dirty",)) for s in forward.statements()):
+    if any(calls(s, ("mark_dirty",)) for s in forward.statements()):
         return None
     parameters = [a.arg for a in forward.node.args.args]
     chosen = {
-        name for name, n in zip(parameters[len(parameters) - len(call.needs) :], call.needs, strict=True) if test(n)
+        name for name, n in zip(parameters[len(parameters) - len(call.needs) :], call.needs, strict=False) if test(n)
     }
     if test(True):
         saved = forward.simple(lambda s: calls(s, ("save_for_backward",)))
@@ -240,29 +236,21 @@ def _is_transposed(wrong: WrongArgument) -> bool:
     return bool(torch.allclose(wrong.analytic_E, right, rtol=1e-4, atol=1e-7 * float(right.abs().max())))
 
 
-def _by_pattern(
-    call: RecordedCall,
-    wrong: Sequence[WrongArgument],
-    nodes: NodeCheck,
-    backward: FunctionSource | None,
-    made: Place,
-) -> Named:
+def _by_pattern(bad: _WrongCall, made: Place) -> Named:
     """Return the kind by which elements are wrong."""
-    first = wrong[0]
+    first, call = bad.wrong[0], bad.call
     if _only_negative(first):
-        return Named(
-            "negative", _statement(backward, made, words=("where", "clamp", "abs", "sign", "relu", "mask", "neg"))
-        )
+        return Named("negative", bad.only(made, _about("where", "clamp", "abs", "sign", "relu", "mask", "neg")))
     if (group := _only_group(first)) is not None:
-        return Named(group, _statement(backward, made, test=_assigns_part))
+        return Named(group, bad.only(made, _assigns_part))
     if _lacks_inner_product(call, first):
         return Named("inner_product", made)
-    if _has_epsilon(call) and _right_when_large(call, wrong, nodes):
-        return Named("eps", _statement(backward, made, words=("eps",)))
-    if _right_for_one(call, wrong, nodes):
+    if _has_epsilon(bad) and _right_when_large(bad):
+        return Named("eps", bad.only(made, _about("eps")))
+    if _right_for_one(bad):
         return Named("batch", made)
     sizes = [o.numel() for o in tensors_of(call.outputs)]
-    if all(w.value.numel() < max(sizes, default=0) for w in wrong) and len(wrong) < sum(call.needs):
+    if all(w.value.numel() < max(sizes, default=0) for w in bad.wrong) and len(bad.wrong) < sum(call.needs):
         return Named("broadcast", made)
     return Named("missing_term", made)
 
@@ -314,11 +302,10 @@ def _lacks_inner_product(call: RecordedCall, wrong: WrongArgument) -> bool:
     return False
 
 
-def _has_epsilon(call: RecordedCall) -> bool:
+def _has_epsilon(bad: _WrongCall) -> bool:
     """Return whether a Function names an epsilon, or adds a small number."""
     for name in ("forward", "setup_context", "backward"):
-        source = source_of(method(call.function, name))
-        nodes = list(ast.walk(source.node)) if source else []
+        nodes = list(ast.walk(bad.source(name).node))
         factors = [
             x for n in nodes if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mult) for x in (n.left, n.right)
         ]
@@ -328,11 +315,12 @@ def _has_epsilon(call: RecordedCall) -> bool:
                 return True
             if isinstance(node, (ast.Name, ast.Attribute)) and mentions(node, ("eps",)):
                 return True
-    return any("eps" in name.lower() for name, _ in _scalars(call))
+    return any("eps" in name.lower() for name, _ in _scalars(bad.call))
 
 
-def _right_for_one(call: RecordedCall, wrong: Sequence[WrongArgument], nodes: NodeCheck) -> bool:
+def _right_for_one(bad: _WrongCall) -> bool:
     """Return whether the gradient is right for the first sample alone."""
+    call = bad.call
     batch = next((o.shape[0] for o in tensors_of(call.outputs) if o.ndim), 0)
 
     def first(value: Any) -> Any:
@@ -343,14 +331,14 @@ def _right_for_one(call: RecordedCall, wrong: Sequence[WrongArgument], nodes: No
     one = RecordedCall(call.function, call.index, args, args, call.needs, random=call.random)
     one.grad_outputs = tuple(map(first, call.grad_outputs or ()))
     try:
-        return batch > 1 and _agree(one, wrong, nodes, again(one))
+        return batch > 1 and bad.is_right(again(one), one)
     except RuntimeError:  # a Function for this batch size only
         return False
 
 
-def _right_when_large(call: RecordedCall, wrong: Sequence[WrongArgument], nodes: NodeCheck) -> bool:
+def _right_when_large(bad: _WrongCall) -> bool:
     """Return whether the error shrinks if the inputs grow, as that of a misplaced epsilon does."""
-    errors = []
+    call, errors = bad.call, []
     for factor in (1.0, LARGE):
         args = list(copied(call.args))
         biggest = max((a for a in tensors_of(args)), key=lambda a: a.numel())
@@ -358,7 +346,7 @@ def _right_when_large(call: RecordedCall, wrong: Sequence[WrongArgument], nodes:
         larger = RecordedCall(call.function, call.index, tuple(args), tuple(args), call.needs, random=call.random)
         larger.grad_outputs = call.grad_outputs
         grads = again(larger)
-        errors.append(max(nodes.distance(larger, w.index, grads[w.index]) for w in wrong))
+        errors.append(max(bad.nodes.distance(larger, w.index, grads[w.index]) for w in bad.wrong))
     return errors[0] > 0 and errors[1] < errors[0] / GONE
 
 
@@ -369,25 +357,9 @@ def _assigns_part(statement: ast.stmt) -> bool:
     return is_part or calls(statement, ("index_fill_", "index_copy_", "index_add_", "masked_fill_", "narrow", "select"))
 
 
-def _statement(
-    source: FunctionSource | None,
-    otherwise: Place,
-    *,
-    words: Sequence[str] = (),
-    calls_any: Sequence[str] = (),
-    test: Callable[[ast.stmt], bool] | None = None,
-) -> Place:
-    """Return the only statement that has one of the words, calls or forms, else another place."""
-    if source is None:
-        return otherwise
-    found = source.simple(
-        lambda s: (
-            (bool(words) and (mentions(s, words) or calls(s, words)))
-            or (bool(calls_any) and calls(s, calls_any))
-            or (test is not None and test(s))
-        )
-    )
-    return source.place(found[0]) if len(found) == 1 else otherwise
+def _about(*words: str) -> Callable[[ast.stmt], bool]:
+    """Return a test for statements that mention or call one of these words."""
+    return lambda s: mentions(s, words) or calls(s, words)
 
 
 def _near(value: float, other: float) -> bool:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -114,7 +114,7 @@ class NodeCheck:
         value = call.args[i]
         shift = scale_of(value) * random_like(value, self._generator)
         analytic = 0.0 if grad is None else inner(grad, shift)
-        function = _Functional(call, i, shift)
+        function = _along(call, i, shift)
         typical = 0.0 if grad is None else norm(grad) * norm(shift) / math.sqrt(value.numel())
         found = slope(function, typical=typical, epsilon=self._epsilon)
         size = max(abs(analytic), abs(found.value), typical)
@@ -197,7 +197,7 @@ class NodeCheck:
         for unit in (1.0, 1.0j) if value.is_complex() else (1.0,):
             shift = torch.zeros(value.numel(), dtype=value.dtype)
             shift[e] = torch.tensor(unit * scale_of(value), dtype=value.dtype)
-            function = _Functional(call, i, shift.view(value.shape))
+            function = _along(call, i, shift.view(value.shape))
             found = slope(function, typical=typical * scale_of(value), epsilon=self._epsilon)
             size = max(abs(found.value), typical * scale_of(value))
             if kink(function, at=function(0.0), typical=size, epsilon=self._epsilon):
@@ -207,79 +207,64 @@ class NodeCheck:
         return (complex(*parts) if len(parts) == 2 else parts[0]), flat
 
 
-@final
-class _Functional:
-    """The outputs of a call, weighted with the gradients that its backward got, along a shift of one argument."""
+def _along(call: RecordedCall, i: int, shift: Tensor) -> Callable[[float], float]:
+    """Return the outputs of a call, weighted with the gradients that backward got, along a shift of one argument."""
 
-    def __init__(self, call: RecordedCall, i: int, shift: Tensor) -> None:
-        self._call, self._i, self._shift = call, i, shift
-
-    def __call__(self, multiple: float) -> float:
-        args = list(copied(self._call.args))
-        value = args[self._i]
-        if 0 in value.stride():  # several elements share their memory
-            args[self._i] = value + multiple * self._shift
+    def value(multiple: float) -> float:
+        args = list(copied(call.args))
+        if 0 in args[i].stride():  # several elements share their memory
+            args[i] = args[i] + multiple * shift
         else:
-            value.add_(self._shift, alpha=multiple)
-        outputs = run(self._call, args)
-        grads = self._call.grad_outputs or ()
-        pairs = zip(outputs, grads, strict=False)
+            args[i].add_(shift, alpha=multiple)
+        set_random_state(call.random)
+        with torch.no_grad():
+            outputs = _results(call, args)
+        pairs = zip(outputs, call.grad_outputs or (), strict=False)
         return math.fsum(inner(g, o) for o, g in pairs if isinstance(g, Tensor) and isinstance(o, Tensor))
 
+    return value
 
-def run(call: RecordedCall, args: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the outputs of a Function for other arguments, from the random state of the call."""
-    set_random_state(call.random)
-    with torch.no_grad():
-        result = call.function.apply(*args)
+
+def _results(call: RecordedCall, args: Sequence[Any]) -> tuple[Any, ...]:
+    result = call.function.apply(*args)
     return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
 
 def _gradients(
-    call: RecordedCall, args: Sequence[Any], leaves: Sequence[Tensor], grads_out: Sequence[Any], *, with_graph: bool
+    call: RecordedCall,
+    args: Sequence[Any],
+    leaves: Sequence[Tensor],
+    grads_out: Sequence[Any],
+    *,
+    with_graph: bool = False,
 ) -> Sequence[Tensor | None]:
     """Return the gradients of some arguments, for the gradients that backward gets."""
     set_random_state(call.random)
     with torch.enable_grad():
-        result = call.function.apply(*map(writable, args))
-        outputs = tuple(result) if isinstance(result, (tuple, list)) else (result,)
         pairs = [
-            (o, g)
-            for o, g in zip(outputs, grads_out, strict=False)
+            (o, g if g.shape == o.shape else torch.ones_like(o))
+            for o, g in zip(_results(call, [*map(writable, args)]), grads_out, strict=False)
             if isinstance(o, Tensor) and o.requires_grad and isinstance(g, Tensor)
         ]
-        outs, grads = [o for o, _ in pairs], [g for _, g in pairs]
+        if not pairs or not leaves:
+            return [None] * len(leaves)
+        outs, grads = zip(*pairs, strict=True)
         return torch.autograd.grad(outs, leaves, grads, create_graph=with_graph, allow_unused=True)
 
 
-def again(
-    call: RecordedCall, *, args: Sequence[Any] | None = None, factor: float = 1.0, contiguous: bool = False
-) -> list[Tensor | None]:
+def again(call: RecordedCall, *, factor: float = 1.0, contiguous: bool = False) -> list[Tensor | None]:
     """Apply a Function outside of the step, and return the gradients of its arguments.
 
     Args:
         call: The recorded call.
-        args: Other arguments, or None for those of the call.
         factor: Factor of the gradients that backward gets.
         contiguous: Whether to give the arguments contiguous memory.
     """
-    copies = [_leaf(a, needed, contiguous) for a, needed in zip(copied(args or call.args), call.needs, strict=True)]
-    set_random_state(call.random)
-    with torch.enable_grad():
-        result = call.function.apply(*map(writable, copies))
-    outputs = tuple(result) if isinstance(result, (tuple, list)) else (result,)
-    pairs = [
-        (o, g * factor)
-        for o, g in zip(outputs, call.grad_outputs or (), strict=False)
-        if isinstance(o, Tensor) and o.requires_grad and isinstance(g, Tensor)
-    ]
-    pairs = [(o, g if g.shape == o.shape else torch.ones_like(o)) for o, g in pairs]
+    copies = [_leaf(a, needed, contiguous) for a, needed in zip(copied(call.args), call.needs, strict=True)]
     wanted = [a for a in copies if isinstance(a, Tensor) and a.requires_grad]
-    if not pairs or not wanted:
-        return [None] * len(copies)
-    found = torch.autograd.grad([o for o, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
-    by_id = {id(a): g for a, g in zip(wanted, found, strict=True)}
-    return [by_id.get(id(a)) for a in copies]
+    grads_out = [g * factor if isinstance(g, Tensor) else g for g in call.grad_outputs or ()]
+    found = iter(_gradients(call, copies, wanted, grads_out))
+    return [next(found) if isinstance(a, Tensor) and a.requires_grad else None for a in copies]
 
 
 def writable(value: Any) -> Any:

@@ -7,11 +7,11 @@ import copy
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, final
 
 from torch.autograd import Function
 
+from gradwatch.gradcheck.explain.wording import Named
 from gradwatch.gradcheck.source import FunctionSource, source_of
 from gradwatch.gradcheck.stepping.function_calls import method
 from gradwatch.replay.locate.records import Place
@@ -23,22 +23,8 @@ LOST_FACTORS = (2, 3, 0.5)
 """Factors that one term of a sum may lack: those of powers."""
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Repair:
-    """A change that makes a gradient right.
-
-    Args:
-        kind: Kind of mistake that the change undoes.
-        place: The line that it changes.
-    """
-
-    kind: str
-    place: Place
-
-
-def repair(function: type[Function], is_right: Callable[[], bool]) -> Repair | None:
-    """Return the first small change of a backward after which `is_right` says so, or None.
+def repair(function: type[Function], is_right: Callable[[], bool]) -> Named | None:
+    """Return the mistake that the first small change of a backward undoes after which `is_right` says so, or None.
 
     Args:
         function: The custom Function; its backward is put back afterwards.
@@ -46,7 +32,7 @@ def repair(function: type[Function], is_right: Callable[[], bool]) -> Repair | N
     """
     backward = method(function, "backward")
     source = source_of(backward)
-    if source is None or not isinstance(source.node, ast.FunctionDef):
+    if not isinstance(source.node, ast.FunctionDef):
         return None
     for number, (kind, line, tree) in enumerate(_changes(source)):
         if number >= MAX_CHANGES:
@@ -55,7 +41,7 @@ def repair(function: type[Function], is_right: Callable[[], bool]) -> Repair | N
         with _instead(function, changed):
             try:
                 if is_right():
-                    return Repair(kind, Place(source.file, line))
+                    return Named(kind, Place(source.file, line))
             except Exception:  # most changes make shapes that do not fit
                 continue
     return None

@@ -200,7 +200,7 @@ def _fault(step: CheckedStep, kind: str, wrong: Sequence[str], right: Sequence[s
 
 def _statement(step: CheckedStep, kind: str, wrong: Sequence[str], right: Sequence[str]) -> tuple[str, Place]:
     """Return the function and the statement that writes the gradients of the wrong leaves."""
-    sources = [s for f in called_functions(*step.functions) if (s := source_of(f)) is not None]
+    sources = list(map(source_of, called_functions(*step.functions)))
     for source in sources:
         writes = source.simple(_writes_grad)
         if not writes:

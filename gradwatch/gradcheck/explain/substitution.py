@@ -3,33 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
 from gradwatch.gradcheck.explain.nodes import writable
+from gradwatch.gradcheck.explain.wording import Named
 from gradwatch.gradcheck.source import calls, source_of
 from gradwatch.gradcheck.stepping.function_calls import RecordedCall, method, tensors_of
 from gradwatch.gradcheck.stepping.tensors import copied
 from gradwatch.replay.locate.records import NOWHERE, Place
 
 MAX_TRIES = 64
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Substitution:
-    """A saved tensor that has to be another one.
-
-    Args:
-        kind: `stale` if a buffer of a module was used, else `wrong_saved`.
-        place: The line that saved it.
-    """
-
-    kind: str
-    place: Place
 
 
 @final
@@ -48,8 +34,10 @@ class _Context:
 
 def substitution(
     call: RecordedCall, is_right: Callable[[Sequence[Tensor | None]], bool], modules: Sequence[nn.Module]
-) -> Substitution | None:
-    """Return the saved tensor whose replacement by an argument or a result makes the gradients right, or None.
+) -> Named | None:
+    """Return the mistake of a saved tensor whose replacement by an argument or a result makes the gradients right.
+
+    It is `stale` if a buffer of a module was saved, else `wrong_saved`, at the line that saved it.
 
     Args:
         call: The call.
@@ -78,7 +66,7 @@ def substitution(
             if is_right(_gradients(call, backward, context)):
                 buffers = [b for m in modules for b in m.buffers(recurse=False)]
                 is_stale = any(b.shape == old.shape and torch.equal(b.to(old), old) for b in buffers if b.numel() > 1)
-                return Substitution("stale" if is_stale else "wrong_saved", _saving_line(call, slot))
+                return Named("stale" if is_stale else "wrong_saved", _saving_line(call, slot))
     return None
 
 
@@ -126,8 +114,6 @@ def _gradients(call: RecordedCall, backward: Any, context: _Context) -> list[Ten
 def _saving_line(call: RecordedCall, slot: str | int) -> Place:
     for name in ("setup_context", "forward"):
         source = source_of(method(call.function, name))
-        if source is None:
-            continue
         found = source.simple(lambda s: calls(s, ("save_for_backward",)) if isinstance(slot, int) else _sets(s, slot))
         if found:
             return source.place(found[-1])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
 
-from gradwatch.gradcheck.explain.kinds import Named
+from gradwatch.replay.locate.records import Place
 
 KIND_TEXT = {
     "missing_grad": "is missing: backward returns none, and the right one is not 0",
@@ -25,6 +27,16 @@ KIND_TEXT = {
     "missing_term": "differs by a term",
     "sign": "has a term with the wrong sign",
 }
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The kind of a mistake, its place, and its ratio if it is one number."""
+
+    kind: str
+    place: Place
+    ratio: float = math.nan
 
 
 def phrase(ratio: float) -> str:

@@ -273,7 +273,7 @@ def function_at(place: Place, functions: Iterable[Any]) -> str:
     """Return the name of the user's function that a line is in, or an empty string."""
     for function in functions:
         source = source_of(function)
-        if source is None or source.file != place.file or not isinstance(source.node, ast.FunctionDef):
+        if source.file != place.file or not isinstance(source.node, ast.FunctionDef):
             continue
         if source.node.lineno <= place.line <= (source.node.end_lineno or 0):
             return source.node.name
