@@ -70,7 +70,6 @@ class Chain:
         return all(type(step) in BATCHWISE for step in self.steps)  # `type`: a subclass may be random
 
 
-@final
 class PerSample(Dataset[tuple[Any, Any]]):
     """A dataset with inputs that are transformed sample by sample.
 
@@ -101,30 +100,8 @@ class PerSample(Dataset[tuple[Any, Any]]):
 
 
 @final
-class PerBatch(Dataset[tuple[Tensor, Tensor]]):
-    """A dataset with inputs that are transformed a whole batch at a time.
-
-    Args:
-        base: A `Batched` dataset.
-        chain: Batchwise transforms of the inputs of a sample or of a batch.
-    """
-
-    is_random = False
-
-    def __init__(self, base: Any, chain: Chain) -> None:
-        self.base = base
-        self.chain = chain
-
-    def __len__(self) -> int:
-        return len(self.base)
-
-    def class_numbers(self) -> NDArray[np.int64] | None:
-        """Return the class number of each sample, or None if that needs a pass over the samples."""
-        return labels_of(self.base)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        inputs, targets = self.base[index]
-        return self.chain(inputs), targets
+class PerBatch(PerSample):
+    """A `Batched` dataset with inputs that batchwise transforms change a whole batch at a time."""
 
     def batch(self, indices_B: Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of the samples, stacked."""

@@ -36,7 +36,6 @@ class LeafOutcome:
     """The comparison along one direction.
 
     Args:
-        names: Leaves that the direction moves.
         state: right, wrong, at a kink, flat (the loss does not change), or too noisy.
         analytic: Derivative by the gradients.
         slope: Derivative by differences.
@@ -46,7 +45,6 @@ class LeafOutcome:
         floor: Difference that counts as 0 next to the largest gradient of the step.
     """
 
-    names: tuple[str, ...]
     state: State
     analytic: float
     slope: Slope
@@ -134,7 +132,6 @@ class LeafComparison:
 
     def by_shift(self, shifts: Mapping[str, Tensor]) -> LeafOutcome:
         """Compare along given shifts of leaves."""
-        names = tuple(shifts)
         analytic = math.fsum(inner(self.grads.by_name[n], v) for n, v in shifts.items())
         parts = {n: norm(self.grads.by_name[n]) * _rms(v) for n, v in shifts.items()}
         typical = math.sqrt(sum(part**2 for part in parts.values()))
@@ -158,7 +155,7 @@ class LeafComparison:
             function, at=function(0.0), typical=reference, epsilon=self.step.epsilon, unit=unit
         ):
             state = "kink"
-        return LeafOutcome(names, state, analytic, found, reference, shifts, parts, self._floor)
+        return LeafOutcome(state, analytic, found, reference, shifts, parts, self._floor)
 
     def _state(self, analytic: float, found: Slope, reference: float) -> State:
         if not math.isfinite(analytic):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 STEPS = (1e-4, 1e-5, 1e-6, 1e-7, 1e-3, 1e-2)
@@ -33,16 +33,12 @@ class Slope:
     Args:
         value: The derivative; nan if no value of the function was finite.
         error: Estimated absolute error.
-        step: Step at which the estimate was best.
         flat: Whether the function did not change at all at the shortest steps.
-        evaluations: Number of evaluations of the function.
     """
 
     value: float
     error: float
-    step: float
-    flat: bool
-    evaluations: int
+    flat: bool = False
 
 
 def slope(
@@ -71,7 +67,7 @@ def slope(
         return agreed
     best: Slope | None = None
     changes: dict[float, float] = {}
-    for count, step in enumerate((s * factor for s in STEPS), 1):
+    for step in (s * factor for s in STEPS):
         high, low = function(step), function(-step)
         high_half, low_half = function(step / 2), function(-step / 2)
         values = (high, low, high_half, low_half)
@@ -82,15 +78,14 @@ def slope(
         value = (4 * half - whole) / 3
         error = max(abs(value - half), floor_of(step, *values))
         if best is None or error < best.error:
-            best = Slope(value=value, error=error, step=step, flat=False, evaluations=4 * count)
+            best = Slope(value=value, error=error)
         size = max(abs(best.value), typical)
         agrees = max(best.error, abs(best.value - expected)) <= AGREED / 2 * size
         if best.error <= SUFFICIENT * size or agrees:
             break
     if best is None:
-        return Slope(value=math.nan, error=math.inf, step=math.nan, flat=False, evaluations=4 * len(STEPS))
-    flat = bool(changes) and changes[min(changes)] == 0.0
-    return Slope(value=best.value, error=best.error, step=best.step, flat=flat, evaluations=best.evaluations)
+        return Slope(value=math.nan, error=math.inf)
+    return replace(best, flat=changes[min(changes)] == 0.0)
 
 
 @final
@@ -117,7 +112,7 @@ def _agreed(
 
     Two numbers that agree to 5 digits need no third one to estimate their error: a mistake would not agree.
     """
-    for count, step in enumerate((s * factor for s in FIRST_STEPS), 1):
+    for step in (s * factor for s in FIRST_STEPS):
         high, low = function(step), function(-step)
         if not (math.isfinite(high) and math.isfinite(low)):
             return None
@@ -125,7 +120,7 @@ def _agreed(
         error = max(abs(value - expected), floor_of(step, high, low))
         size = max(abs(value), typical)
         if error <= AGREED / 2 * size:
-            return Slope(value=value, error=error, step=step, flat=False, evaluations=2 * count)
+            return Slope(value=value, error=error)
         if floor_of(step, high, low) > AGREED / 2 * size:  # the format is too coarse for steps as short as that
             return None
     return None

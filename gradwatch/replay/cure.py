@@ -17,6 +17,7 @@ from gradwatch.errors import GradwatchError, RunError
 from gradwatch.history.disk import atomic
 from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Remedy, Severity
+from gradwatch.render.common.config_patch import nested
 from gradwatch.replay.config_change import CONFIG, config_of, is_taken, reverted_settings
 from gradwatch.replay.trials.runner import TrialRunner
 from gradwatch.replay.trials.trial_run import TrialRun, final_loss
@@ -132,12 +133,12 @@ def to_yaml(cure: Cure, *, run: Path, name: str = "cure.yaml") -> str:
     ]
     ordered = sorted(cure.changes, key=lambda c: len(c.patch))
     reasons = {key: c.text for c in ordered for key in c.patch}
-    lines += _lines(_nested(_united(ordered)), reasons)
+    lines += _lines(nested(_united(ordered)), reasons)
     # as comments: together with the cure they would change more than needed
     if cure.others:
         lines += ["# Each of these also removed the finding:"]
     for change in cure.others:
-        lines += [f"#   {line}" for line in _lines(_nested(change.patch), dict.fromkeys(change.patch, change.text))]
+        lines += [f"#   {line}" for line in _lines(nested(change.patch), dict.fromkeys(change.patch, change.text))]
     return "\n".join(lines) + "\n"
 
 
@@ -257,18 +258,6 @@ def _united(changes: Iterable[Remedy]) -> dict[str, Any]:
     for change in changes:
         united |= change.patch
     return united
-
-
-def _nested(patch: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert dotted keys to nested mappings, as YAML needs them."""
-    nested: dict[str, Any] = {}
-    for key, value in patch.items():
-        *parents, last = key.split(".")
-        node = nested
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = value
-    return nested
 
 
 def _lines(node: Mapping[str, Any], reasons: Mapping[str, str], above: tuple[str, ...] = ()) -> Iterator[str]:

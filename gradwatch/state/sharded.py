@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from gradwatch.errors import CheckpointError
 from gradwatch.probe.device.dtensor import is_distributed
 from gradwatch.state.codec import Sharded
+from gradwatch.state.snapshot import map_leaves
 
 FOLDER = "sharded"
 SHARD = "shard-{:05d}-*.safetensors"
@@ -36,7 +37,7 @@ def taken_out(state: Any) -> tuple[Any, dict[str, Tensor]]:
         tensors[name] = leaf.detach()
         return Sharded(name, tuple(leaf.shape), leaf.dtype)
 
-    return _mapped(state, replace), tensors
+    return map_leaves(state, replace), tensors
 
 
 def write(folder: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -68,7 +69,7 @@ def whole(state: Any, folder: Path) -> Any:
             return leaf
         return targets.setdefault(leaf.name, torch.empty(leaf.shape, dtype=leaf.dtype, device="cpu"))
 
-    made = _mapped(state, place)
+    made = map_leaves(state, place)
     _read(folder, targets)
     return made
 
@@ -101,7 +102,7 @@ def placed(state: Mapping[str, Any], folder: Path, model: nn.Module, optimizer: 
             return targets.setdefault(leaf.name, torch.empty_like(made, dtype=leaf.dtype))
         return _distributed(leaf, like) if fits and is_distributed(like) and leaf.ndim else leaf  # type: ignore[arg-type]  # it fits
 
-    made = _mapped(state, place)
+    made = map_leaves(state, place)
     _read(folder, targets)
     return made
 
@@ -139,17 +140,3 @@ def _distributed(tensor: Tensor, like: Any) -> Tensor:
 
     # without a source rank: every rank has read the same tensor
     return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
-
-
-def _mapped(value: Any, function: Callable[[Any, tuple[Any, ...]], Any], path: tuple[Any, ...] = ()) -> Any:
-    """Return a nested state with a function applied to its leaves and their paths."""
-    if isinstance(value, dict):
-        made = value.copy()
-        for key, item in value.items():
-            made[key] = _mapped(item, function, (*path, key))
-        if hasattr(value, "_metadata"):  # nn.Module.state_dict stores the versions of its modules there
-            made._metadata = value._metadata  # type: ignore[attr-defined]  # an OrderedDict accepts attributes
-        return made
-    if type(value) in (list, tuple):
-        return type(value)(_mapped(item, function, (*path, i)) for i, item in enumerate(value))
-    return function(value, path)

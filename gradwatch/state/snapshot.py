@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import collections
-import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
+Path = tuple[Any, ...]
+"""Keys and indices that lead to a part of a nested state."""
 Key = tuple[int, torch.Size, tuple[int, ...], torch.dtype]
 
 
@@ -39,7 +39,7 @@ class Snapshot:
         """Return the state of the last complete `take`, or None. The next `take` overwrites its tensors."""
         if torch.cuda.is_initialized():  # the copy may still be in flight
             torch.cuda.synchronize()
-        return _map_leaves(self._tree, lambda leaf: self._held[leaf.index] if isinstance(leaf, _Place) else leaf)
+        return map_leaves(self._tree, lambda leaf, _: self._held[leaf.index] if isinstance(leaf, _Place) else leaf)
 
 
 def num_bytes(state: Any) -> int:
@@ -62,7 +62,7 @@ def _without_tensors(state: Any) -> tuple[Any, list[Tensor]]:
     sources: list[Tensor] = []
     places: dict[Key, int] = {}
 
-    def replace(leaf: Any) -> Any:
+    def replace(leaf: Any, _: Path) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
         # all empty tensors have the data pointer 0, so they are no aliases of one another
@@ -72,30 +72,25 @@ def _without_tensors(state: Any) -> tuple[Any, list[Tensor]]:
             sources.append(leaf.detach())
         return _Place(index)
 
-    return _map_leaves(state, replace), sources
+    return map_leaves(state, replace), sources
 
 
-def _map_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Copy a nested state with a function applied to everything that is not a container.
+def map_leaves(value: Any, function: Callable[[Any, Path], Any], path: Path = ()) -> Any:
+    """Copy a nested state with a function applied to everything that is not a container, and to its path.
 
     torch's `tree_map` would lose the module versions, which `nn.Module.state_dict` stores in an attribute.
     """
-    kind = type(value)
-    if kind is collections.OrderedDict:
-        copied: Any = collections.OrderedDict((k, _map_leaves(v, function)) for k, v in value.items())
+    if isinstance(value, dict):
+        copied = value.copy()
+        for key, item in value.items():
+            copied[key] = map_leaves(item, function, (*path, key))
         if hasattr(value, "_metadata"):
-            copied._metadata = value._metadata
+            copied._metadata = value._metadata  # type: ignore[attr-defined]  # an OrderedDict accepts attributes
         return copied
-    if kind is dict:
-        return {k: _map_leaves(v, function) for k, v in value.items()}
-    if isinstance(value, Mapping):  # a Counter or defaultdict of plain values
-        return copy.copy(value)
-    if kind is list:
-        return [_map_leaves(v, function) for v in value]
     # the state of Python's random generator is a tuple of 625 words without tensors
-    if kind is tuple and not (len(value) > 64 and type(value[0]) is int):
-        return tuple(_map_leaves(v, function) for v in value)
-    return function(value)
+    if type(value) in (list, tuple) and not (len(value) > 64 and type(value[0]) is int):
+        return type(value)(map_leaves(item, function, (*path, i)) for i, item in enumerate(value))
+    return function(value, path)
 
 
 def _fitting(source: Tensor, held: Sequence[Tensor]) -> Tensor:

@@ -28,7 +28,6 @@ class Window:
         passes: Backward passes among them that gave gradients to the optimizer's parameters.
         used: Passes whose gradients are in the update.
         has_old: Whether gradients from before are in the update.
-        is_first: Whether it is the first update of the step.
     """
 
     update: StepEvent
@@ -36,16 +35,12 @@ class Window:
     passes: list[StepEvent] = field(default_factory=list)
     used: list[StepEvent] = field(default_factory=list)
     has_old: bool = False
-    is_first: bool = False
 
     @property
     def has_closure(self) -> bool:
         """Return whether the optimizer ran backward passes itself."""
-        return any(id(e) in self._inside for e in self.passes)
-
-    @property
-    def _inside(self) -> set[int]:
-        return {id(e) for e in self.events[max(0, self.update.begin) :]}
+        inside = {id(e) for e in self.events[max(0, self.update.begin) :]}
+        return any(id(e) in inside for e in self.passes)
 
 
 def windows(events: Sequence[StepEvent], held: Sequence[int]) -> list[Window]:
@@ -87,7 +82,6 @@ def windows(events: Sequence[StepEvent], held: Sequence[int]) -> list[Window]:
                 passes=[events[p] for p in passes],
                 used=[events[p] for p in used if p != OLD and p in passes],
                 has_old=any(p not in passes for p in used),
-                is_first=not found,
             )
         )
         current, passes, begun = [], [], position + 1

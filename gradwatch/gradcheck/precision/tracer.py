@@ -40,8 +40,6 @@ class Measured:
         error: Relative error of its result; infinite if it is not finite and should be.
         top: Largest magnitude of the exact result.
         grows: Whether that is larger than every argument.
-        flushed: Elements that are 0 and should not be.
-        elements: Elements of the result that should not be 0.
         is_zero: Whether the exact result is 0 by cancellation, so that it has no digits to lose.
     """
 
@@ -51,8 +49,6 @@ class Measured:
     error: float
     top: float
     grows: bool
-    flushed: int
-    elements: int
     is_zero: bool
 
 
@@ -109,7 +105,7 @@ class PrecisionTracer(TorchDispatchMode):
         return out
 
     def _measure(self, operation: Operation, tensor: Tensor, before: float, largest: float) -> Measured:
-        error, size, top, flushed, elements = compared(tensor, self.shadows.of(tensor))
+        error, size, top, _, _ = compared(tensor, self.shadows.of(tensor))
         rms = size / math.sqrt(tensor.numel())
         return Measured(
             operation=operation,
@@ -118,8 +114,6 @@ class PrecisionTracer(TorchDispatchMode):
             error=error,
             top=top,
             grows=operation.name not in FILLING and top > largest,
-            flushed=flushed,
-            elements=elements,
             is_zero=error > 0 and rms <= VANISHED * largest and math.isfinite(error),
         )
 
