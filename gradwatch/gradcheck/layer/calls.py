@@ -32,8 +32,8 @@ def leaves_input(trial: LayerTrial) -> LayerProperty:
             writer = next((o for o in done.operations if any(memory.get(w) in changed for w in o.writes)), None)
             by = f" by {writer.described}" if writer else ""
             text = f"input {changed[0]} is changed in place{by}"
-            return LayerProperty(name="input", outcome="fails", text=text, **(writer.at if writer else {}))
-    return LayerProperty(name="input", outcome="holds", text="the inputs are not changed in place")
+            return LayerProperty(outcome="fails", text=text, **(writer.at if writer else {}))
+    return LayerProperty(outcome="holds", text="the inputs are not changed in place")
 
 
 def is_deterministic(trial: LayerTrial) -> LayerProperty:
@@ -45,13 +45,11 @@ def is_deterministic(trial: LayerTrial) -> LayerProperty:
     if not _equal(one, other):
         at = first_difference(one.operations, other.operations)
         text = "two runs from the same random state differ" + (f", first in {at.described}" if at else "")
-        return LayerProperty(name="deterministic", outcome="fails", text=text, **(at.at if at else {}))
+        return LayerProperty(outcome="fails", text=text, **(at.at if at else {}))
     if len(grads) != len(again) or not all(map(same, grads, again)):
         text = "two runs from the same random state have different gradients"
-        return LayerProperty(name="deterministic", outcome="fails", text=text)
-    return LayerProperty(
-        name="deterministic", outcome="holds", text="runs from one random state are equal bit for bit, gradients too"
-    )
+        return LayerProperty(outcome="fails", text=text)
+    return LayerProperty(outcome="holds", text="runs from one random state are equal bit for bit, gradients too")
 
 
 def keeps_no_state(trial: LayerTrial) -> LayerProperty:
@@ -68,17 +66,17 @@ def keeps_no_state(trial: LayerTrial) -> LayerProperty:
     if not _equal(after, alone):
         at = first_difference(after.operations, alone.operations)
         text = "a call in eval mode depends on the calls before it" + (f"; they change {kept}" if kept else "")
-        return LayerProperty(name="state", outcome="fails", text=text, **(at.at if at else {}))
+        return LayerProperty(outcome="fails", text=text, **(at.at if at else {}))
     growing = [n for n in states[2] if _grows([s.get(n) for s in states])]
     if growing:
         text = f"`{growing[0]}` grows with every call in eval mode"
-        return LayerProperty(name="state", outcome="fails", text=text, module=growing[0].rpartition(".")[0])
+        return LayerProperty(outcome="fails", text=text, module=growing[0].rpartition(".")[0])
     buffers = {n for n, _ in used.named_buffers()} & set(changed)
     if buffers:
         text = f"eval mode changes the buffer `{min(buffers)}`"
-        return LayerProperty(name="state", outcome="fails", text=text, module=min(buffers).rpartition(".")[0])
+        return LayerProperty(outcome="fails", text=text, module=min(buffers).rpartition(".")[0])
     text = "no call depends on another one" + (f"; {kept} keeps the last values" if kept else "")
-    return LayerProperty(name="state", outcome="holds", text=text)
+    return LayerProperty(outcome="holds", text=text)
 
 
 def modes(trial: LayerTrial) -> LayerProperty:
@@ -87,7 +85,7 @@ def modes(trial: LayerTrial) -> LayerProperty:
     left = [n for n, m in _every_module(module).items() if m.training]
     if left:
         text = f"`{left[0]}` stays in training mode after model.eval()"
-        return LayerProperty(name="modes", outcome="fails", text=text, module=left[0])
+        return LayerProperty(outcome="fails", text=text, module=left[0])
     batch = trial.batch(trial.prime)
     fixed = trial.run(module, batch, keep=True, seed=0)
     other = trial.run(trial.fresh(training=False), batch, keep=True, seed=1)
@@ -96,15 +94,15 @@ def modes(trial: LayerTrial) -> LayerProperty:
         at = first_difference(fixed.operations, other.operations)
         if at is not None and at.name in (*DROPOUT, "bernoulli"):
             text = f"{at.described} drops values in eval mode too: pass training=self.training"
-            return LayerProperty(name="modes", outcome="fails", text=text, **at.at)
+            return LayerProperty(outcome="fails", text=text, **at.at)
         drawn = "; eval mode draws random numbers" + (f" in {at.described}" if at else "")
     trained = trial.run(trial.fresh(training=True), batch, keep=True, seed=0)
     if _equal(trained, fixed):
-        return LayerProperty(name="modes", outcome="holds", text=f"the same in training and in evaluation{drawn}")
+        return LayerProperty(outcome="holds", text=f"the same in training and in evaluation{drawn}")
     at = first_difference(trained.operations, fixed.operations)
     differing = _differing(trained, fixed) or ([at.described] if at else [])
     by = f" by {', '.join(differing[:3])}" if differing else ""
-    return LayerProperty(name="modes", outcome="holds", text=f"training and evaluation differ{by}{drawn}")
+    return LayerProperty(outcome="holds", text=f"training and evaluation differ{by}{drawn}")
 
 
 def _equal(a: Pass, b: Pass) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -82,7 +83,7 @@ def check_layer(module: nn.Module, *inputs: Any, batch_axis: int | None = None) 
 def _judged(name: str, trial: LayerTrial) -> LayerProperty:
     """Judge one property; a trial that raises tells nothing about it."""
     try:
-        return PROPERTIES[name](trial)
+        return replace(PROPERTIES[name](trial), name=name)
     except GradwatchError:
         raise
     except Exception as error:  # the user's code may raise anything on inputs that it did not expect

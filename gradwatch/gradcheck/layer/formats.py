@@ -22,7 +22,7 @@ MIXED_DEVICES = ("index", "index_put", "copy", "to_copy", "pack_padded_sequence"
 def follows_dtype(trial: LayerTrial) -> LayerProperty:
     """Judge whether the outputs have the dtype of the layer after `.to(dtype)`."""
     if any(p.is_complex() for p in trial.module.parameters()):
-        return LayerProperty(name="dtype", outcome="cannot tell", text="the layer has complex parameters")
+        return LayerProperty(outcome="cannot tell", text="the layer has complex parameters")
     casts = ""
     for dtype in FORMATS:
         name = str(dtype).removeprefix("torch.")
@@ -38,9 +38,9 @@ def follows_dtype(trial: LayerTrial) -> LayerProperty:
         promoting = next((o for o in operations if _promotes(o, dtype)), None)
         if promoting is not None:
             text = f"in {name} the output is {other}: {promoting.described} meets a tensor of another format"
-            return LayerProperty(name="dtype", outcome="fails", text=_blamed(text, module), **promoting.at)
+            return LayerProperty(outcome="fails", text=_blamed(text, module), **promoting.at)
         casts = f"; in {name} it returns {other} by a cast of its own"
-    return LayerProperty(name="dtype", outcome="holds", text=f"float64 and bfloat16 follow{casts}")
+    return LayerProperty(outcome="holds", text=f"float64 and bfloat16 follow{casts}")
 
 
 def follows_device(trial: LayerTrial) -> LayerProperty:
@@ -54,30 +54,29 @@ def follows_device(trial: LayerTrial) -> LayerProperty:
     mixing = next((o for o in operations if _mixes_devices(o)), None)
     if mixing is not None:
         text = _blamed(f"{mixing.described} meets a tensor that did not move with the layer", module)
-        return LayerProperty(name="device", outcome="fails", text=text, **mixing.at)
+        return LayerProperty(outcome="fails", text=text, **mixing.at)
     if any(t.device.type != "meta" for t in outputs):
         text = _blamed("an output is not on the device of the layer", module)
-        return LayerProperty(name="device", outcome="fails", text=text)
-    return LayerProperty(name="device", outcome="holds", text="every tensor moves with the layer")
+        return LayerProperty(outcome="fails", text=text)
+    return LayerProperty(outcome="holds", text="every tensor moves with the layer")
 
 
 def _attempt(
     trial: LayerTrial, module: nn.Module, batch: tuple[Any, ...], name: str
 ) -> LayerProperty | tuple[list[Tensor], list[RecordedOp]]:
     """Run the layer in a format or on a device; return the verdict if it raises."""
-    row = "device" if name == "meta" else "dtype"
     try:
         done = trial.run(module, batch)
     except NotImplementedError as error:  # torch has no kernel for the format, which is no fault of the layer
-        return LayerProperty(name=row, outcome="cannot tell", text=f"{name}: {_short(error)}")
+        return LayerProperty(outcome="cannot tell", text=f"{name}: {_short(error)}")
     except Exception as error:  # the user's code may raise anything
         words = str(error)
         is_told = any(w in words for w in ("same device", "same dtype", "dtype", "expected device", "scalar type"))
         plain = next(_plain_tensors(module), None)
         if "not implemented for" in words or not (is_told or plain):
-            return LayerProperty(name=row, outcome="cannot tell", text=f"{name}: {_short(error)}")
+            return LayerProperty(outcome="cannot tell", text=f"{name}: {_short(error)}")
         text = f"{name}: {_short(error)}"
-        return LayerProperty(name=row, outcome="fails", text=_blamed(text, module), place=raised_at(error))
+        return LayerProperty(outcome="fails", text=_blamed(text, module), place=raised_at(error))
     return done.outputs, done.operations
 
 

@@ -17,14 +17,14 @@ class LayerProperty:
     """The verdict on one property of a layer.
 
     Args:
-        name: The property, such as `shapes` or `samples`.
+        name: The property, such as `shapes` or `samples`; `check_layer` gives it.
         outcome: holds, fails or cannot tell.
         text: What was seen, in words.
         module: Path of the submodule at fault; empty for the layer itself or if unknown.
         place: Line at fault.
     """
 
-    name: str
+    name: str = ""
     outcome: Outcome
     text: str
     module: str = ""

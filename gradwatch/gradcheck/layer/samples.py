@@ -78,26 +78,26 @@ def independent_samples(trial: LayerTrial) -> LayerProperty:
     evaluated = find_mixing(trial, training=False)
     if not evaluated.has_axis:
         text = "an output pairs the samples" if evaluated.pairs else "no output has an axis of the samples"
-        return LayerProperty(name="samples", outcome="cannot tell", text=text)
+        return LayerProperty(outcome="cannot tell", text=text)
     if not evaluated.is_tested:
-        return LayerProperty(name="samples", outcome="cannot tell", text="no output changes with the input")
+        return LayerProperty(outcome="cannot tell", text="no output changes with the input")
     if evaluated.leaks and not _is_batch_norm(evaluated.mixes):
         return _told(evaluated)
     trained = find_mixing(trial, training=True)
     if not trained.leaks:
-        return LayerProperty(name="samples", outcome="holds", text="each output depends on its own sample alone")
+        return LayerProperty(outcome="holds", text="each output depends on its own sample alone")
     if _is_batch_norm(trained.mixes):
         assert trained.mixes is not None, "it is a batch normalization"
         when = "in both modes" if evaluated.leaks else "in training"
         text = (
             f"`{trained.mixes.module or trained.mixes.described}` takes statistics over the batch {when}, as it should"
         )
-        return LayerProperty(name="samples", outcome="holds", text=text, module=trained.mixes.module)
+        return LayerProperty(outcome="holds", text=text, module=trained.mixes.module)
     at = trained.scatters or trained.mixes
     if at is None:
-        return LayerProperty(name="samples", outcome="cannot tell", text="samples affect each other in training")
+        return LayerProperty(outcome="cannot tell", text="samples affect each other in training")
     text = f"{at.described} makes samples affect each other in training only: right for a batch normalization alone"
-    return LayerProperty(name="samples", outcome="cannot tell", text=text, **at.at)
+    return LayerProperty(outcome="cannot tell", text=text, **at.at)
 
 
 def unpaired_samples(trial: LayerTrial) -> LayerProperty:
@@ -109,10 +109,9 @@ def unpaired_samples(trial: LayerTrial) -> LayerProperty:
     with modules, eager(), watch:
         run_layer(module, trial.batch(trial.prime))
     if not watch.found:
-        return LayerProperty(name="broadcast", outcome="holds", text="no sample is broadcast against the others")
+        return LayerProperty(outcome="holds", text="no sample is broadcast against the others")
     first = watch.found[0]
     return LayerProperty(
-        name="broadcast",
         outcome="fails",
         text=first.text,
         module=first.module,
@@ -217,7 +216,7 @@ def _told(found: Mixing) -> LayerProperty:
     at = found.scatters or found.mixes or found.moves
     if at is None:
         text = "an output changes with another sample; the operation was not found"
-        return LayerProperty(name="samples", outcome="fails", text=text)
+        return LayerProperty(outcome="fails", text=text)
     if found.scatters is not None:
         text = f"{at.described} spreads each sample over all axes, as a reshape instead of a transpose does"
         if found.mixes is not None and found.mixes.place != at.place:
@@ -228,7 +227,7 @@ def _told(found: Mixing) -> LayerProperty:
             text += f"; {ADVICE}"
     else:
         text = f"{at.described} puts a sample where another one belongs"
-    return LayerProperty(name="samples", outcome="fails", text=text, **at.at)
+    return LayerProperty(outcome="fails", text=text, **at.at)
 
 
 def _is_sequence(operation: RecordedOp) -> bool:

@@ -35,7 +35,7 @@ def shapes(trial: LayerTrial) -> LayerProperty:
             if trial.is_ambiguous:
                 text += "; an axis has the size of the batch: give an input with other sizes"
             outcome: Outcome = "cannot tell" if trial.is_ambiguous else "fails"
-            return LayerProperty(name="shapes", outcome=outcome, text=text, place=raised_at(error))
+            return LayerProperty(outcome=outcome, text=text, place=raised_at(error))
     a, b = trial.size, trial.prime if trial.prime != trial.size else 2
     axes = [_grown(x.shape, y.shape) for x, y in zip(passes[a].outputs, passes[b].outputs, strict=False)]
     for n in sizes:
@@ -48,9 +48,9 @@ def shapes(trial: LayerTrial) -> LayerProperty:
                 at = _shape_changer(passes[n].operations, passes[a].operations)
                 text = f"a batch of {n} gives {tuple(out.shape)}, expected {tuple(expected)}"
                 text += f": {at.described} drops an axis of size 1" if at else ""
-                return LayerProperty(name="shapes", outcome="fails", text=text, **(at.at if at else {}))
+                return LayerProperty(outcome="fails", text=text, **(at.at if at else {}))
     text = f"batches of {', '.join(map(str, sizes[:-1]))} and {sizes[-1]}"
-    return LayerProperty(name="shapes", outcome="holds", text=text)
+    return LayerProperty(outcome="holds", text=text)
 
 
 def extremes(trial: LayerTrial) -> LayerProperty:
@@ -64,16 +64,16 @@ def extremes(trial: LayerTrial) -> LayerProperty:
             wrong.append((name, bad, batch))
     if not wrong:
         text = f"outputs and gradients are finite for {', '.join(tried)}"
-        return LayerProperty(name="extremes", outcome="holds", text=text)
+        return LayerProperty(outcome="holds", text=text)
     _, bad, batch = wrong[0]
     names = " and ".join(name for name, _, _ in wrong)
     found = _origin(trial, batch)
     if found is None:
-        return LayerProperty(name="extremes", outcome="fails", text=f"{names}: {bad} is not finite")
+        return LayerProperty(outcome="fails", text=f"{names}: {bad} is not finite")
     where = f" in `{found.module}` ({found.module_type})" if found.module else ""
     kind = f"the gradient of `{found.node.removesuffix('0').removesuffix('Backward').lower()}`" if found.node else ""
     text = f"{names}: {bad} is not finite, from {kind or f'`{found.name}`'}{where}"
-    return LayerProperty(name="extremes", outcome="fails", text=text, module=found.module, place=found.place)
+    return LayerProperty(outcome="fails", text=text, module=found.module, place=found.place)
 
 
 def _grown(a: torch.Size, b: torch.Size) -> list[int]:
