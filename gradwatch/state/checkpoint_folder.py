@@ -9,8 +9,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, final
+from typing import Any, final
 
 from torch import Tensor
 
@@ -70,16 +69,12 @@ def write(
         shards: Files that this rank has already written.
     """
     entries = {os.path.relpath(path, folder): _entry(path) for path in shards}
-    with _HashedFile(folder / TENSORS) as file:
-        safetensors_file.write(file, tensors)
-    entries[TENSORS] = file.entry
-    with _HashedFile(folder / STATE) as file:
-        file.write(json.dumps(data, allow_nan=False).encode())
-    entries[STATE] = file.entry
+    entries[TENSORS] = _written(folder / TENSORS, safetensors_file.chunks(tensors))
+    entries[STATE] = _written(folder / STATE, [json.dumps(data, allow_nan=False).encode()])
     # the manifest comes last: it lists the checksums of the other files
     of_ranks = {"format": FORMAT, "ranks": ranks} if ranks > 1 else {"format": OF_ONE_RANK}
-    with _HashedFile(folder / MANIFEST) as file:
-        file.write(json.dumps(of_ranks | {"step": step, "best": best, "files": entries}, indent=1).encode())
+    contents = of_ranks | {"step": step, "best": best, "files": entries}
+    _written(folder / MANIFEST, [json.dumps(contents, indent=1).encode()])
     sync(folder)
 
 
@@ -192,31 +187,14 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-@final
-class _HashedFile:
-    """Write a file and its checksum in one pass; after closing, the data is on the disk."""
-
-    def __init__(self, path: Path) -> None:
-        self.size = 0
-        self._file = path.open("xb")  # exclusive: the folder is expected to be empty
-        self._digest = hashlib.sha256()
-
-    def write(self, data: bytes | memoryview) -> None:
-        self._file.write(data)
-        self._digest.update(data)
-        self.size += len(data)
-
-    @property
-    def entry(self) -> dict[str, Any]:
-        return {"bytes": self.size, "sha256": self._digest.hexdigest()}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with self._file:
-            if kind is None:  # after an error the folder is discarded, so there is nothing to wait for
-                self._file.flush()
-                os.fsync(self._file.fileno())
+def _written(path: Path, chunks: Iterable[bytes | memoryview]) -> dict[str, Any]:
+    """Write a file, wait until it is on the disk, and return its size and checksum, computed in the same pass."""
+    size, digest = 0, hashlib.sha256()
+    with path.open("xb") as file:  # exclusive: the folder is expected to be empty
+        for chunk in chunks:
+            file.write(chunk)
+            digest.update(chunk)
+            size += len(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    return {"bytes": size, "sha256": digest.hexdigest()}

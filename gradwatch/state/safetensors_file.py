@@ -7,9 +7,8 @@ Source: https://github.com/huggingface/safetensors, README, section Format.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -35,23 +34,15 @@ DTYPE_NAMES: dict[torch.dtype, str] = {
 """Names of the dtypes that every version of the format supports."""
 
 
-class ByteSink(Protocol):
-    """Accept bytes."""
-
-    def write(self, data: bytes | memoryview) -> object:
-        """Write all of the data."""
-        ...
-
-
-def write(file: ByteSink, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors of the dtypes in `DTYPE_NAMES`, on any device, in the safetensors format."""
+def chunks(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of a file with tensors of the dtypes in `DTYPE_NAMES`, which may be on any device."""
     # the widest dtype first, so that each tensor begins at a multiple of its element size
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
-    file.write(_header(ordered))
+    yield _header(ordered)
     for _, tensor in ordered:
         if tensor.numel():
             # as bytes, since NumPy has no bfloat16; one tensor at a time, so the host never holds the whole model
-            file.write(to_host(tensor.detach().contiguous().reshape(-1).view(torch.uint8)).data)
+            yield to_host(tensor.detach().contiguous().reshape(-1).view(torch.uint8)).data
 
 
 def read(path: Path) -> dict[str, Tensor]:

@@ -89,7 +89,7 @@ def test_a_full_disk_costs_one_warning_and_leaves_nothing_half_written(tmp_path,
     def write_nothing(*_):
         raise OSError(number, "no")
 
-    monkeypatch.setattr(checkpoint_folder._HashedFile, "write", write_nothing)
+    monkeypatch.setattr(checkpoint_folder, "_written", write_nothing)
     to = recorder(tmp_path)
 
     with pytest.warns(RuntimeWarning, match="no more incidents are saved, the training continues"):

@@ -1,7 +1,5 @@
 """The tensor files are safetensors: what is written here, the library reads, and damage is an error with a reason."""
 
-import io
-
 import pytest
 import safetensors.torch
 import torch
@@ -19,9 +17,7 @@ def tensors():
 
 
 def written(values):
-    file = io.BytesIO()
-    safetensors_file.write(file, values)
-    return file.getvalue()
+    return b"".join(safetensors_file.chunks(values))
 
 
 def assert_equal(found, expected):

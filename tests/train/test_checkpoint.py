@@ -184,7 +184,7 @@ def test_a_kill_at_any_operation_leaves_a_good_checkpoint(tmp_path, monkeypatch,
                 (os, "mkdir"),
                 (os, "unlink"),
                 (os, "rmdir"),
-                (checkpoint_folder._HashedFile, "write"),
+                (checkpoint_folder, "_written"),
             ):
                 patch.setattr(module, name, stopping(getattr(module, name)))
             try:
