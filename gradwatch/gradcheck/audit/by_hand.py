@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gradwatch.gradcheck.audit.events import StepEvent
 from gradwatch.gradcheck.audit.windows import Window
+from gradwatch.gradcheck.stepping.tensors import norm
 from gradwatch.probe.device.sync import to_float
 
 TOLERANCE = 1e-4
@@ -57,7 +58,7 @@ def _gradient_change(event: StepEvent, later: StepEvent, held: Sequence[int]) ->
     if all(torch.equal(a, b) for _, a, b in known):
         return None
     before, after = flat([a for _, a, _ in known]), flat([b for _, _, b in known])
-    rounding = CANCELLED * max(torch.finfo(a.dtype).eps for _, a, _ in known) * _norm(before)
+    rounding = CANCELLED * max(torch.finfo(a.dtype).eps for _, a, _ in known) * norm(before)
     weights = flat([event.after.weights[i] for i, _, _ in known])
     decay = multiple(after - before, weights, noise=rounding)  # first: a small one hardly changes the gradient
     if math.isfinite(decay):
@@ -74,17 +75,13 @@ def multiple(vector: Tensor, of: Tensor, *, noise: float = 0.0) -> float:
         noise: Length that does not count.
     """
     square = to_float(of @ of)
-    if vector.numel() < 2 or not square or not math.isfinite(square) or _norm(vector) <= noise:
+    if vector.numel() < 2 or not square or not math.isfinite(square) or norm(vector) <= noise:
         return math.nan
     factor = to_float(vector @ of) / square
-    is_multiple = _norm(vector - factor * of) <= TOLERANCE * _norm(vector) + noise / CANCELLED
+    is_multiple = norm(vector - factor * of) <= TOLERANCE * norm(vector) + noise / CANCELLED
     return factor if is_multiple and factor else math.nan
 
 
 def flat(tensors: Sequence[Tensor]) -> Tensor:
     """Return tensors as one flat vector in float64."""
     return torch.cat([t.detach().double().reshape(-1) for t in tensors]) if tensors else torch.zeros(0).double()
-
-
-def _norm(vector: Tensor) -> float:
-    return to_float(torch.linalg.vector_norm(vector))

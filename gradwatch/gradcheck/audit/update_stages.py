@@ -15,6 +15,7 @@ from gradwatch.gradcheck.audit.events import StepEvent
 from gradwatch.gradcheck.audit.formulas import has_formula, updated
 from gradwatch.gradcheck.audit.result import Deviation
 from gradwatch.gradcheck.audit.windows import Window, is_zero
+from gradwatch.gradcheck.stepping.tensors import norm
 from gradwatch.probe.device.sync import to_float
 
 MARGIN = 8
@@ -144,12 +145,12 @@ def _ratio_to_the_formula(case: AuditedStep, update: StepEvent, index: int) -> f
     epsilon = torch.finfo(old.dtype).eps
     signs = [(torch.randint(0, 2, t.shape, generator=generator) * 2 - 1).to(t) for t in (weight, gradient)]
     moved = formula(weight * (1 + epsilon * signs[0]), gradient * (1 + epsilon * signs[1]))
-    noise = MARGIN * (_norm(moved - meant) + epsilon * _norm(meant))
+    noise = MARGIN * (norm(moved - meant) + epsilon * norm(meant))
     step = meant - weight
-    error = _norm(new.double() - meant)
-    if error <= noise + VISIBLE * _norm(step):
+    error = norm(new.double() - meant)
+    if error <= noise + VISIBLE * norm(step):
         return None
-    return to_float(((new.double() - weight) * step).sum() / (step * step).sum()) if _norm(step) else math.inf
+    return to_float(((new.double() - weight) * step).sum() / (step * step).sum()) if norm(step) else math.inf
 
 
 def _decayed_by_hand(case: AuditedStep, window: Window) -> Deviation | None:
@@ -163,7 +164,7 @@ def _decayed_by_hand(case: AuditedStep, window: Window) -> Deviation | None:
         if all(torch.equal(a, b) for a, b in zip(old, new, strict=True)):
             continue
         before = flat(old)
-        rounding = 4 * max(torch.finfo(t.dtype).eps for t in new) * _norm(before)
+        rounding = 4 * max(torch.finfo(t.dtype).eps for t in new) * norm(before)
         factor = 1 + multiple(flat(new) - before, before, noise=rounding)
         group = case.group_of(decayed[0], window.update)
         lr, decay = float(group["lr"]), float(group["weight_decay"])
@@ -236,7 +237,3 @@ def _is_of(case: AuditedStep, event: StepEvent) -> bool:
         return False
     held = {id(case.watched[i]) for i in case.held}
     return any(id(p) in held for group in owner.param_groups for p in group["params"])
-
-
-def _norm(tensor: Tensor) -> float:
-    return to_float(torch.linalg.vector_norm(tensor))
