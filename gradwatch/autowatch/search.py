@@ -11,7 +11,7 @@ from typing import TypeVar
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradwatch.errors import is_users
+from gradwatch.probe.calling_line import users_frames
 
 T = TypeVar("T")
 
@@ -91,13 +91,10 @@ def _named(models: Sequence[nn.Module]) -> dict[str, nn.Module]:
 def _variables() -> dict[int, str]:
     """Return the names of the modules among the variables of the functions in progress, by the `id` of the module."""
     names: dict[int, str] = {}
-    frame = inspect.currentframe()
-    while frame is not None:  # the outermost function wins: a helper may name any model `net`
-        if is_users(frame.f_code.co_filename):
-            variables = frame.f_locals
-            names |= {id(value): name for name, value in variables.items() if issubclass(type(value), nn.Module)}
-            # a copy before Python 3.13, which would keep the tensors of this step until the function returns
-            if type(variables) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-                variables.clear()
-        frame = frame.f_back
+    for frame in users_frames():  # the outermost function wins: a helper may name any model `net`
+        variables = frame.f_locals
+        names |= {id(value): name for name, value in variables.items() if issubclass(type(value), nn.Module)}
+        # a copy before Python 3.13, which would keep the tensors of this step until the function returns
+        if type(variables) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+            variables.clear()
     return {key: name for key, name in names.items() if name != "self"}

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any, final
 
 import torch
@@ -15,13 +14,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from gradwatch.errors import is_users
 from gradwatch.gradcheck.audit.events import InputMemory, StepEvent, TensorCopies
 from gradwatch.gradcheck.audit.formulas import has_formula
 from gradwatch.gradcheck.audit.losses import LossCalls
+from gradwatch.gradcheck.stepping.cuts import calling_place
 from gradwatch.gradcheck.stepping.engine import ENGINE, PLACES, is_inner_pass
 from gradwatch.probe.device.sync import to_float
-from gradwatch.replay.locate.records import NOWHERE, Place
 
 CLIPS = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_")
 
@@ -112,7 +110,7 @@ class EventRecorder:
                     yield space, known, self._around_clip
 
     def _add(self, kind: Any, before: TensorCopies, **fields: Any) -> StepEvent:
-        event = StepEvent(kind=kind, before=before, after=before, place=_user_place(self._caller), **fields)
+        event = StepEvent(kind=kind, before=before, after=before, place=calling_place(self._caller), **fields)
         self.events.append(event)
         return event
 
@@ -243,7 +241,8 @@ class EventRecorder:
         return step
 
     def _before_update(self, optimizer: Optimizer, *_: Any) -> None:
-        event = StepEvent(kind="update", before=self.snapshot(), after=self.snapshot(), place=_user_place(self._caller))
+        before, place = self.snapshot(), calling_place(self._caller)
+        event = StepEvent(kind="update", before=before, after=before, place=place)
         event.owner, event.begin, event.watched = optimizer, len(self.events), self._indices(optimizer)
         event.groups = [dict(group) for group in optimizer.param_groups]
         event.state = {
@@ -290,13 +289,3 @@ def _dense(grad: Tensor) -> Tensor:
 
 def _subclasses(kind: type[Any]) -> list[type[Any]]:
     return [c for sub in kind.__subclasses__() for c in (sub, *_subclasses(sub))]
-
-
-def _user_place(caller: CodeType) -> Place:
-    """Return the innermost line of the user's that is running inside of a function."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not caller:
-        if is_users(frame.f_code.co_filename):
-            return Place(frame.f_code.co_filename, frame.f_lineno)
-        frame = frame.f_back
-    return NOWHERE

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any, final
 
 import torch
@@ -223,12 +224,14 @@ def _writes(name: str, kwargs: Any) -> bool:
     return name.endswith("_") and not name.endswith("__") and name not in ("requires_grad_",)
 
 
-def calling_place() -> Place:
-    """Return the line of the user's code that is running."""
+def calling_place(within: CodeType | None = None) -> Place:
+    """Return the innermost line of the user's code that is running, inside of a function if one is given."""
     frame: Any = sys._getframe(1)
-    while frame is not None and not is_users(frame.f_code.co_filename):
+    while frame is not None and frame.f_code is not within:
+        if is_users(frame.f_code.co_filename):
+            return Place(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
-    return Place(frame.f_code.co_filename, frame.f_lineno) if frame is not None else NOWHERE
+    return NOWHERE
 
 
 def _innermost() -> str:
