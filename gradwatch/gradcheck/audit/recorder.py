@@ -72,7 +72,7 @@ class EventRecorder:
                 original = owner[name] if isinstance(owner, dict) else getattr(owner, name)
                 put = owner.__setitem__ if isinstance(owner, dict) else functools.partial(setattr, owner)
                 stack.callback(put, name, original)
-                put(name, around(original))
+                put(name, functools.wraps(original)(around(original)))
             self._add("start", self.snapshot())
             if not self._is_collecting:
                 stack.enter_context(self._calls)
@@ -93,10 +93,11 @@ class EventRecorder:
         """Yield owner, name and wrapper of each function to replace."""
         for place in PLACES:
             yield place, ENGINE, self._around_backward
-        yield Optimizer, "zero_grad", self._around_zero
-        yield nn.Module, "zero_grad", self._around_zero
+        around_zero = self._around("zero", lambda owner, *_, **__: {"owner": owner})
+        yield Optimizer, "zero_grad", around_zero
+        yield nn.Module, "zero_grad", around_zero
         yield torch.amp.GradScaler, "scale", self._around_scale
-        yield torch.amp.GradScaler, "unscale_", self._around_unscale
+        yield torch.amp.GradScaler, "unscale_", self._around("unscale", self._unscaled)
         yield torch.amp.GradScaler, "step", self._around_scaler_step
         schedulers = [lr_scheduler.LRScheduler, *_subclasses(lr_scheduler.LRScheduler)]
         for scheduler in dict.fromkeys(schedulers):
@@ -157,18 +158,21 @@ class EventRecorder:
             if inputs:
                 yield node.register_hook(functools.partial(_collect, inputs, terms))
 
-    def _around_zero(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(run)
-        def zero_grad(owner: Any, *args: Any, **options: Any) -> Any:
-            before = self.snapshot()
-            result = run(owner, *args, **options)
-            self._add("zero", before, owner=owner).after = self.snapshot()
-            return result
+    def _around(self, kind: Any, fields: Callable[..., dict[str, Any]]) -> Callable[[Callable[..., Any]], Any]:
+        """Return a wrapper that records each call of a method, with fields made of the object and the arguments."""
 
-        return zero_grad
+        def around(run: Callable[..., Any]) -> Any:
+            def call(owner: Any, *args: Any, **options: Any) -> Any:
+                before = self.snapshot()
+                result = run(owner, *args, **options)
+                self._add(kind, before, **fields(owner, *args, **options)).after = self.snapshot()
+                return result
+
+            return call
+
+        return around
 
     def _around_scale(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(run)
         def scale(scaler: Any, outputs: Any) -> Any:
             if self._depth == 0:
                 self._scales.append(scaler.get_scale())
@@ -180,19 +184,10 @@ class EventRecorder:
 
         return scale
 
-    def _around_unscale(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(run)
-        def unscale_(scaler: Any, optimizer: Any) -> Any:
-            before = self.snapshot()
-            result = run(scaler, optimizer)
-            event = self._add("unscale", before, scale=scaler.get_scale(), watched=self._indices(optimizer))
-            event.after = self.snapshot()
-            return result
-
-        return unscale_
+    def _unscaled(self, scaler: Any, optimizer: Any) -> dict[str, Any]:
+        return {"scale": scaler.get_scale(), "watched": self._indices(optimizer)}
 
     def _around_scaler_step(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(run)
         def step(scaler: Any, optimizer: Any, *args: Any, **options: Any) -> Any:
             count = sum(e.kind == "update" for e in self.events)
             result = run(scaler, optimizer, *args, **options)
@@ -204,7 +199,6 @@ class EventRecorder:
         return step
 
     def _around_clip(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(run)
         def clip(parameters: Any, *args: Any, **options: Any) -> Any:
             if self._is_clipping:  # one of torch's that another one calls
                 return run(parameters, *args, **options)
@@ -227,7 +221,6 @@ class EventRecorder:
         return clip
 
     def _around_schedule(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(run)
         def step(scheduler: Any, *args: Any, **options: Any) -> Any:
             self._depth += 1
             try:
