@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gradwatch.autowatch.search import params_of
 from gradwatch.errors import GradwatchError, did_you_mean
-from gradwatch.gradcheck.audit.case import AuditedStep
+from gradwatch.gradcheck.audit.case import AuditedStep, named_tensors
 from gradwatch.gradcheck.audit.judging import judged
 from gradwatch.gradcheck.audit.live_state import LiveState
 from gradwatch.gradcheck.audit.recorder import EventRecorder
@@ -113,18 +114,14 @@ class _Audit:
     ) -> None:
         self._step, self._batch, self._state = step, batch, state
         self._model, self._optimizer = model, optimizer
-        named: dict[int, tuple[str, Tensor]] = {id(p): (n, p) for n, p in model.named_parameters()}
-        own = len(named)
-        extra = [p for p in _params(optimizer) if id(p) not in named]
-        named |= {id(p): (f"parameter {i} of the optimizer", p) for i, p in enumerate(extra)}
+        named = named_tensors({"": model}, [optimizer])
         self._names = [n for n, _ in named.values()]
         self._watched = [p for _, p in named.values()]
         index = {key: i for i, key in enumerate(named)}
-        self._own = range(own)
-        self._held = [index[id(p)] for p in _params(optimizer)]
-        mine = {id(p) for p in _params(optimizer)}
-        others = [o for o in state.of(Optimizer) if o is not optimizer]
-        self._elsewhere = frozenset(index[id(p)] for o in others for p in _params(o) if id(p) in index.keys() - mine)
+        self._own = range(len(list(model.parameters())))
+        mine, others = params_of([optimizer]), [o for o in state.of(Optimizer) if o is not optimizer]
+        self._held = [index[key] for key in mine]
+        self._elsewhere = frozenset(index[key] for key in params_of(others) if key in index and key not in mine)
 
     def result(self, allow: Collection[str]) -> StepAudit:
         """Run and judge the step."""
@@ -181,10 +178,6 @@ class _Audit:
         noise = NOISE_MARGIN * max(abs(a - b) for a, b in zip(start, noisy, strict=True))
         rounding = NOISE_MARGIN * torch.finfo(torch.float32).eps * max(map(abs, start))
         return max(abs(a - b) for a, b in zip(start, moved, strict=True)) > noise + rounding
-
-
-def _params(optimizer: Optimizer) -> list[Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def _losses(recorder: EventRecorder) -> list[float]:

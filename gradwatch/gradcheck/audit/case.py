@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gradwatch.autowatch.search import params_of
 from gradwatch.gradcheck.audit.by_hand import HandChange, gradient_changes
 from gradwatch.gradcheck.audit.events import StepEvent
 from gradwatch.gradcheck.audit.result import Deviation
@@ -17,6 +18,21 @@ from gradwatch.gradcheck.audit.windows import Window, micro_batches
 Outcome = Deviation | str
 """A difference; or why the stage was not seen; or an empty string if it is as meant."""
 MAX_NAMES = 3
+
+
+def named_tensors(models: Mapping[str, nn.Module], optimizers: Sequence[Optimizer]) -> dict[int, tuple[str, Tensor]]:
+    """Return the parameters of models and of optimizers with their names, by `id`.
+
+    Args:
+        models: Models by the prefix of their parameters; empty for a single model.
+        optimizers: Optimizers, which may hold further tensors.
+    """
+    named: dict[int, tuple[str, Tensor]] = {}
+    for prefix, model in models.items():
+        for name, parameter in model.named_parameters(prefix):
+            named.setdefault(id(parameter), (name, parameter))
+    extra = [(key, t) for key, t in params_of(optimizers).items() if key not in named]
+    return named | {key: (f"parameter {i} of the optimizer", t) for i, (key, t) in enumerate(extra)}
 
 
 @final

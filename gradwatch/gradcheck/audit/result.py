@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, final
+from typing import Any, Literal, final, get_args
 
 from gradwatch.mistakes import code_of, shown_code
 from gradwatch.records import plain_fields
 from gradwatch.replay.locate.records import NOWHERE, Place
 
 StageName = Literal["loss", "gradient", "accumulate", "unscale", "clip", "update", "write-back", "schedule"]
-STAGES: tuple[StageName, ...] = (
-    "loss",
-    "gradient",
-    "accumulate",
-    "unscale",
-    "clip",
-    "update",
-    "write-back",
-    "schedule",
-)
+STAGES: tuple[StageName, ...] = get_args(StageName)
 """In the order of a step."""
 StageVerdict = Literal["as meant", "differs", "not seen"]
 

@@ -19,7 +19,7 @@ from gradwatch.autowatch.loops import leaves_of
 from gradwatch.autowatch.search import find_models, find_outermost, live, params_of
 from gradwatch.errors import GradwatchError, is_users, raised
 from gradwatch.gradcheck.audit.audit import check_allowed
-from gradwatch.gradcheck.audit.case import AuditedStep
+from gradwatch.gradcheck.audit.case import AuditedStep, named_tensors
 from gradwatch.gradcheck.audit.judging import judged
 from gradwatch.gradcheck.audit.losses import LossCalls
 from gradwatch.gradcheck.audit.recorder import EventRecorder
@@ -145,12 +145,7 @@ class _Recording:
         params = leaves | params_of(self._optimizers)
         models = find_models(params, running=None)
         self._models = [*models.values()]
-        named: dict[int, tuple[str, Tensor]] = {}
-        for prefix, model in models.items():
-            for name, parameter in model.named_parameters():
-                named.setdefault(id(parameter), (f"{prefix}.{name}" if prefix else name, parameter))
-        extra = [t for key, t in params_of(self._optimizers).items() if key not in named]
-        named |= {id(t): (f"parameter {i} of the optimizer", t) for i, t in enumerate(extra)}
+        named = named_tensors(models, self._optimizers)
         self._names = [name for name, _ in named.values()]
         self._recorder = EventRecorder(
             [tensor for _, tensor in named.values()],
