@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from gradwatch.attribution.package import require_captum
-from gradwatch.cli.options import FINDINGS, OUTPUT, SetOption
-from gradwatch.cli.output.console import print_message, write
+from gradwatch.cli.options import FINDINGS, ReportFormat, SetOption, format_option
+from gradwatch.cli.output.console import print_message, write, write_json
 from gradwatch.errors import GradwatchError
 
 if TYPE_CHECKING:
@@ -57,13 +57,10 @@ def command(
         typer.Option(metavar="METHOD", help="`integrated`, `saliency`, `smoothgrad`, `occlusion` or `gradcam`."),
     ] = "integrated",
     form: Annotated[
-        Literal["text", "json", "html"],
-        typer.Option(
-            "--format",
-            metavar="FORMAT",
-            help="`text`, `json`, or `html`: the file `attributions.html` in the run directory, and a part of its "
-            "`report.html`.",
-            rich_help_panel=OUTPUT,
+        ReportFormat,
+        format_option(
+            "`text`, `json`, or `html`: the file `attributions.html` in the run directory, and a part of its "
+            "`report.html`."
         ),
     ] = "text",
 ) -> None:
@@ -79,9 +76,7 @@ def command(
         raise GradwatchError(f"--set: has no meaning for {target}, which is a run")
     found = _attributed(target, overrides or [], sample, worst, method=method)
     if form == "json":
-        import json
-
-        write(json.dumps(found.to_json(), indent=1) + "\n")
+        write_json(found.to_json())
     elif form == "html":
         from gradwatch.cli.output.report import write_run_report
         from gradwatch.run import load_run

@@ -10,7 +10,7 @@ import typer
 
 from gradwatch.cli.command import surplus
 from gradwatch.cli.options import FINDINGS, FormatOption, SetOption, step_option
-from gradwatch.cli.output.console import write
+from gradwatch.cli.output.console import write, write_json
 from gradwatch.cli.output.progress import progress_line
 from gradwatch.errors import GradwatchError
 from gradwatch.gradcheck.options import CheckOptions, CheckTarget, TargetKind
@@ -200,10 +200,8 @@ def _end(
 ) -> None:
     """Write what was found, and exit with its code."""
     if form == "json":
-        import json
-
         document = found.to_json() | ({"layer": properties.to_json()} if properties else {})
-        write(json.dumps(document, indent=1) + "\n")
+        write_json(document)
     else:
         write(f"{found}\n" + (f"{properties}\n" if properties else ""))
     raise typer.Exit(FINDINGS if is_wrong else 0)

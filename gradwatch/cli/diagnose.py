@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gradwatch.cli.options import OUTPUT, THRESHOLDS, FailOnOption, RunArgument, exit_code, run_or_newest
+from gradwatch.cli.options import (
+    OUTPUT,
+    THRESHOLDS,
+    FailOnOption,
+    ReportFormat,
+    RunArgument,
+    exit_code,
+    format_option,
+    run_or_newest,
+)
 from gradwatch.cli.output.console import output, print_message, write
 from gradwatch.cli.output.progress import progress_line
 from gradwatch.cli.output.verify_run import VerifyOptions, verify_run
@@ -22,13 +31,8 @@ VERIFY = "Verify and fix"
 """Title of a panel in the help."""
 
 FormatOption = Annotated[
-    Literal["text", "json", "html"],
-    typer.Option(
-        "--format",
-        metavar="FORMAT",
-        help="Output format: `text` for people, `json` for programs, or `html` for a report page.",
-        rich_help_panel=OUTPUT,
-    ),
+    ReportFormat,
+    format_option("Output format: `text` for people, `json` for programs, or `html` for a report page."),
 ]
 OutputOption = Annotated[
     Path | None,

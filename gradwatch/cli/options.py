@@ -27,14 +27,16 @@ THRESHOLDS = "Thresholds"
 
 FailOn = Literal["info", "warning", "critical", "never"]
 """Lowest severity of a finding that makes the exit code 1."""
+ReportFormat = Literal["text", "json", "html"]
+
+
+def format_option(text: str) -> Any:
+    """Return the option `--format`, with its values in words."""
+    return typer.Option("--format", metavar="FORMAT", help=text, rich_help_panel=OUTPUT)
+
+
 FormatOption = Annotated[
-    Literal["text", "json"],
-    typer.Option(
-        "--format",
-        metavar="FORMAT",
-        help="Output format: `text` for people or `json` for programs.",
-        rich_help_panel=OUTPUT,
-    ),
+    Literal["text", "json"], format_option("Output format: `text` for people or `json` for programs.")
 ]
 FailOnOption = Annotated[
     FailOn,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from gradwatch.cli.command import suggest_set
-from gradwatch.cli.options import OUTPUT, SetFileOption, SetOption
-from gradwatch.cli.output.console import output, print_message, write
+from gradwatch.cli.options import ReportFormat, SetFileOption, SetOption, format_option
+from gradwatch.cli.output.console import output, print_message, write_json
 from gradwatch.cli.output.progress import progress_line
 from gradwatch.errors import GradwatchError, RunError
 
@@ -77,13 +77,7 @@ def command(
         ),
     ] = None,
     form: Annotated[
-        Literal["text", "json", "html"],
-        typer.Option(
-            "--format",
-            metavar="FORMAT",
-            help="`text`, `json`, or with --step `html`: a part of the `report.html` of RUN.",
-            rich_help_panel=OUTPUT,
-        ),
+        ReportFormat, format_option("`text`, `json`, or with --step `html`: a part of the `report.html` of RUN.")
     ] = "text",
 ) -> None:
     """Tell the memory that a training needs before it runs, by part and by module, without using it.
@@ -131,7 +125,7 @@ def command(
         _write_patch(best, patch, config, limit)
     found = _Found(plan, measured, _price(planner) if deterministic else None, ways, advised)
     if form == "json":
-        write(json.dumps(found.to_json(), indent=1) + "\n")
+        write_json(found.to_json())
     else:
         _print(found, best, patch, limit=limit, num_ranks=num_ranks or 1)
     raise typer.Exit(0 if _least_peak(plan, ways, planner) <= limit else DOES_NOT_FIT)
@@ -172,9 +166,7 @@ def _print_recorded_step(run: Path, step: int | None, form: str, *, is_alone: bo
     with restore_step(run, step) as restored:
         plan = plan_step(restored.training, restored.window, None)
     if form == "json":
-        import json
-
-        write(json.dumps(plan.to_json(), indent=1) + "\n")
+        write_json(plan.to_json())
         return
     if form == "html":
         _write_module_table(run, step, plan)

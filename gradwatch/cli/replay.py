@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from gradwatch.cli.options import FINDINGS, STEPS, FormatOption, RunArgument, run_or_newest, step_option
-from gradwatch.cli.output.console import output, write
+from gradwatch.cli.output.console import output, write_json
 
 
 def command(
@@ -81,11 +81,9 @@ def command(
 
         ranking = rank_samples(run, done.step)
     if form == "json":
-        import json
-
         located = {"located": searched.to_json()} if searched else {}
         ranked = {"samples": ranking.to_json()} if ranking else {}
-        write(json.dumps(done.to_json() | located | ranked, indent=1) + "\n")
+        write_json(done.to_json() | located | ranked)
     else:
         from gradwatch.cli.output.bad_operation import print_located
         from gradwatch.cli.output.rerun import print_rerun

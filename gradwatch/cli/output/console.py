@@ -6,7 +6,7 @@ import contextlib
 import io
 import os
 import sys
-from typing import IO, Literal, TextIO
+from typing import IO, Any, Literal, TextIO
 
 from rich.console import Console
 from rich.text import Text
@@ -32,6 +32,13 @@ def output() -> Console:
 def write(text: str) -> None:
     """Write a result without wrapping its lines."""
     _write(sys.stdout, text)
+
+
+def write_json(data: Any) -> None:
+    """Write a result as JSON."""
+    import json
+
+    write(json.dumps(data, indent=1) + "\n")
 
 
 def print_message(kind: Literal["error", "warning", "note"], text: str | Text) -> None:
