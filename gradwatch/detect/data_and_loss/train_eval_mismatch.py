@@ -75,7 +75,7 @@ class TrainEvalMismatch:
     training mode, other than of dropout alone. (3) Functions drop in evaluation mode at the second validation:
     `F.dropout(x)` does unless it gets `training=self.training`. This is info if the same inputs are evaluated again.
     (4) A batch normalization has a momentum of 0 or nearly 1. (5) The mean or deviation of all validation inputs
-    differs by `shift` or `spread` from the first training step, and validation was `worse` from the start. (6) Running
+    differs by `shift` or `spread` from the first training step, and validation is `worse`. (6) Running
     statistics differ as much from the statistics of the next batch at `far` validations. (7) A module drew random
     numbers in each sampled step until the first validation loss, and none in 3 sampled steps after it: its evaluation
     has changed its rate for good. This is not seen without a validation loss.
@@ -133,8 +133,8 @@ class TrainEvalMismatch:
         for event in (*events_of(history, NORM_STUCK), *events_of(history, NORM_HASTY)):
             yield self._finding(history, event, Severity.WARNING, f"{event.text} (in {event.layer})")
         for event in events_of(history, INPUTS_DIFFER):
-            # other inputs do harm only if validation is worse than training from the first validation on
-            if self._is_far(event) and min(ratio, _validation_over_training(history, first=True)) >= self.worse:
+            # a model may bear other inputs
+            if self._is_far(event) and ratio >= self.worse:
                 yield self._finding(history, event, Severity.WARNING, event.text, ratio=ratio)
         far = [event for event in events_of(history, NORM_DISTANCE) if self._is_far(event)]
         if len(far) >= self.far and ratio >= self.worse:
@@ -216,13 +216,13 @@ def _severity(event: Event, *, is_harmful: bool) -> Severity:
     return Severity.INFO if is_pretrained and not lacks_dropout else Severity.WARNING
 
 
-def _validation_over_training(history: History, *, first: bool = False) -> float:
-    """Return the newest or first validation loss over the training loss before it, or nan without one."""
-    val_T, loss_T = (history[name] if first else history.scalar(name) for name in ("val_loss", "loss"))
+def _validation_over_training(history: History) -> float:
+    """Return the newest validation loss over the training loss before it, or nan without one."""
+    val_T, loss_T = history.scalar("val_loss"), history.scalar("loss")
     measured = np.flatnonzero(np.isfinite(val_T))
     if not len(measured):
         return math.nan
-    end = int(measured[0 if first else -1]) + 1
+    end = int(measured[-1]) + 1
     # only losses up to the validation: later updates may have changed the model
     usual = float(median(loss_T[max(0, end - LOSS_STEPS) : end]))
     return float(val_T[end - 1]) / usual if usual > 0 else math.nan
