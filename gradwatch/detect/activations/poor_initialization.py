@@ -53,9 +53,10 @@ class PoorInitialization:
     each filled with one number, so that all units stay identical (Goodfellow et al. 2016, Deep Learning, sec. 8.4). (4)
     The loss of step 0, for a cross entropy of C classes, is far above log C. That is info, because training corrects it
     within some steps, and a warning above 103.3 nats, where float32 has no probability left for the right class. It
-    names a layer on whose scale the loss depends `dominance` times as much as on any other. (5) In
-    a model without normalization, hidden layers have gains below `faint`, and the gradient of the median weight is
-    `lost` orders of magnitude below the gradient of the output's bias. (6) All matrices are zero.
+    names a layer on whose scale the loss depends `dominance` times as much as on any other. (5) In a
+    model without normalization, hidden layers have gains below `faint`, and the gradient of the median weight is `lost`
+    orders of magnitude below the gradient of the output's bias. (6) All matrices are zero, and at most one has a
+    gradient, which biases bring.
 
     Exceptions to the rules: a first layer may be scaled up on purpose (sinusoidal networks, random features), and a
     trained network may have sharp weights. One such layer alone is reported as info. Weights of zero that open a branch
@@ -122,6 +123,7 @@ class PoorInitialization:
         yield Example("both weights of one module are", _one_sided(mean=0.5, is_one=True)[0], ("layers.3",))
         yield Example("factors of a matrix, initialized from 0 to 1", _one_sided(mean=0.5, inputs=4)[0])
         yield Example("all is zero", _zeros(*range(12)), (None,))
+        yield Example("all but the biases is zero", _zeros(*range(12), reached=11), (None,))
         yield Example("branches of zeros", _zeros(3, 5, 11))
         yield Example("the last layer of a policy has a gain of 100", _drawn(100.0, (11,)), ("layers.11.weight",))
         yield Example("the first has, as random features do (info)", _drawn(100.0, (0,)), ("layers.0.weight",))
@@ -167,10 +169,10 @@ def _one_sided(*, mean: float, inputs: int = 64, is_one: bool = False) -> tuple[
     return with_statistic(made.history(), "weight.l2", 0.577 * 64, layers=weights), made.names(weights)
 
 
-def _zeros(*closed: int) -> History:
-    """Return a run in which some matrices start at zero and get no gradient."""
+def _zeros(*closed: int, reached: int | None = None) -> History:
+    """Return a run in which some matrices start at zero and get no gradient, but for one that may be reached."""
     made = Synthetic(steps=20)
-    made.grad_l2_TL[:, closed] = 0
+    made.grad_l2_TL[:, [i for i in closed if i != reached]] = 0
     return with_statistic(made.history(), "weight.l2", 0.0, layers=closed)
 
 

@@ -1,4 +1,4 @@
-"""Find weights that start all equal, so that units stay identical, or all zero, so that no gradient arrives."""
+"""Find weights that start all equal, so that units stay identical, or all zero, so that hardly any gradient arrives."""
 
 # M = weight matrices and kernels
 
@@ -25,12 +25,12 @@ def find_zero_weights(detector: HasCode, history: History, *, layers: int) -> It
     """Yield the run if all its matrices, at least `layers`, start at zero: each blocks the gradient of the others."""
     infos, matrices_M = history.info.layers, structure_of(history).matrices.indices_M
     weight_M, grad_M = (history.param.window(name)[0, matrices_M] for name in ("weight.l2", "grad.l2"))
-    # a single zero matrix still gets a gradient, and frozen tensors may start at zero on purpose
-    if len(weight_M) < layers or weight_M.any() or grad_M.any() or not all(info.trainable for info in infos):
+    # the last matrix gets a gradient if biases reach it; frozen tensors may start at zero on purpose
+    if len(weight_M) < layers or weight_M.any() or (grad_M > 0).sum() > 1 or not all(info.trainable for info in infos):
         return
     yield finding_of(
         detector,
         history,
-        "all weights are initialized to zero: each matrix blocks the gradient of all others",
+        "all weights are initialized to zero: each matrix blocks the gradient of all before it",
         Quantity(key="init.zero_matrices", label="matrices initialized to zero", value=float(len(weight_M))),
     )
