@@ -25,7 +25,7 @@ FIRST_UPDATES = 8
 """Number of first updates of each optimizer to check; then the hooks are removed."""
 
 CHECK_EVERY_STEPS = 10
-"""Minimum steps between two later checks."""
+"""Minimum steps between two later checks, which alone find a loop that stops to clear."""
 
 LATER_UPDATES = 3
 """Updates of a later check. All of them must repeat the one before, since a single repeat may be a mistake."""
@@ -39,7 +39,7 @@ class ZeroGradCheck:
     gradient unchanged, the loop does not clear it: not before the first backward, and not after the update. With
     several optimizers, it does not clear it in between either. A gradient that is replaced or overwritten does not add
     up. A result of `torch.autograd.grad` is added to nothing. The first updates are checked, and then a few from time
-    to time: a loop may stop clearing, and a layer may thaw.
+    to time: a loop may clear in its first epoch only, and a layer may thaw.
 
     Args:
         optimizers: The watched optimizers. The last trainable parameter, near the output, is the likeliest to be
