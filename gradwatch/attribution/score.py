@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gradwatch.errors import GradwatchError, raised
+from gradwatch.state.rng import preserved_random_state
 
 BATCH = 128
 """Samples of a forward pass that only needs scores."""
@@ -130,8 +131,7 @@ class Score:
 def evaluating(model: nn.Module, *, seed: int) -> Iterator[None]:
     """Put a model into evaluation mode with a fixed seed; restore modes and random generators on exit."""
     modes = [(module, module.training) for module in model.modules()]
-    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
-    with torch.random.fork_rng(devices), torch.enable_grad():
+    with preserved_random_state(), torch.enable_grad():
         torch.manual_seed(seed)
         model.eval()
         try:

@@ -106,11 +106,19 @@ class SampleMaps:
         return run / NAME
 
 
-def attribute_run(run: Path, *, method: Method, sample: int | None, worst: int | None) -> SampleMaps:
-    """Attribute samples with the newest checkpoint of a run.
+def attribute_samples(
+    target: Path,
+    overrides: Sequence[str] = (),
+    *,
+    method: Method = "integrated",
+    sample: int | None = None,
+    worst: int | None = None,
+) -> SampleMaps:
+    """Attribute samples of a run with its newest checkpoint, or of a config with its initial weights.
 
     Args:
-        run: The run directory.
+        target: The run directory or the config.
+        overrides: Changed settings of a config, `key=value`.
         method: Method of the maps.
         sample: Index of a sample, or None for the ones with the largest loss.
         worst: Number of samples with the largest loss.
@@ -118,22 +126,17 @@ def attribute_run(run: Path, *, method: Method, sample: int | None, worst: int |
     Raises:
         RunError: The run has no config or no checkpoint.
     """
-    if not (run / "config.yaml").is_file():
-        raise RunError(f"{run}: not a run of `gradwatch train`: it has no config.yaml")
-    if not checkpoint.steps(run / "checkpoints"):
-        raise RunError(f"{run}: it has no checkpoint, expected one with the weights to explain; train on")
-    step, state = checkpoint.load(run / "checkpoints")
-    with _training(load_config(run / "config.yaml")) as (training, splits):
+    if not target.is_dir():
+        with _training(load_config(target, overrides, is_new=True)) as (training, splits):
+            return _attribute(training, splits, f"{target}, untrained", method=method, sample=sample, worst=worst)
+    if not (target / "config.yaml").is_file():
+        raise RunError(f"{target}: not a run of `gradwatch train`: it has no config.yaml")
+    if not checkpoint.steps(target / "checkpoints"):
+        raise RunError(f"{target}: it has no checkpoint, expected one with the weights to explain; train on")
+    step, state = checkpoint.load(target / "checkpoints")
+    with _training(load_config(target / "config.yaml")) as (training, splits):
         training.load(state)
-        return _attribute(training, splits, f"{run.name} at step {step}", method=method, sample=sample, worst=worst)
-
-
-def attribute_config(
-    file: Path, overrides: Sequence[str], *, method: Method, sample: int | None, worst: int | None
-) -> SampleMaps:
-    """Attribute samples with the initial weights of a config; see `attribute_run`."""
-    with _training(load_config(file, overrides, is_new=True)) as (training, splits):
-        return _attribute(training, splits, f"{file}, untrained", method=method, sample=sample, worst=worst)
+        return _attribute(training, splits, f"{target.name} at step {step}", method=method, sample=sample, worst=worst)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -11,9 +11,6 @@ from gradwatch.attribution.package import require_captum
 from gradwatch.cli.options import FINDINGS, ReportFormat, SetOption, format_option
 from gradwatch.cli.output.console import print_message, write, write_json
 from gradwatch.errors import GradwatchError
-
-if TYPE_CHECKING:
-    from gradwatch.attribution.targets import SampleMaps
 
 SAMPLES = "Samples"
 """Title of a panel in the help."""
@@ -74,7 +71,18 @@ def command(
         raise GradwatchError(f"--format: html is written into a run directory, but {target} is none; take text or json")
     if target.is_dir() and overrides:
         raise GradwatchError(f"--set: has no meaning for {target}, which is a run")
-    found = _attributed(target, overrides or [], sample, worst, method=method)
+    if not target.exists():
+        raise GradwatchError(f"attribute: there is no file or folder '{target}'; expected a run directory or a config")
+    require_captum()
+    if not target.is_dir():
+        from gradwatch.config.load import load_config
+
+        load_config(target, overrides or [], is_new=True)  # reports mistakes without torch
+
+    from gradwatch.attribution.targets import attribute_samples
+
+    worst = None if sample is not None else worst or WORST
+    found = attribute_samples(target, overrides or [], method=method, sample=sample, worst=worst)
     if form == "json":
         write_json(found.to_json())
     elif form == "html":
@@ -86,24 +94,3 @@ def command(
     else:
         write(f"{found}\n")
     raise typer.Exit(FINDINGS if found.is_misleading else 0)
-
-
-def _attributed(
-    target: Path, overrides: list[str], sample: int | None, worst: int | None, *, method: MethodOption
-) -> SampleMaps:
-    """Attribute samples of the config or the run that a target names."""
-    if not target.exists():
-        raise GradwatchError(f"attribute: there is no file or folder '{target}'; expected a run directory or a config")
-    require_captum()  # before torch is loaded
-    worst = None if sample is not None else worst or WORST
-    if target.is_dir():
-        from gradwatch.attribution.targets import attribute_run
-
-        return attribute_run(target, method=method, sample=sample, worst=worst)
-    from gradwatch.config.load import load_config
-
-    load_config(target, overrides, is_new=True)  # before torch is loaded
-
-    from gradwatch.attribution.targets import attribute_config
-
-    return attribute_config(target, overrides, method=method, sample=sample, worst=worst)

@@ -27,9 +27,9 @@ def add_worst_samples(run: Path, history: History, diagnoses: Sequence[Diagnosis
     """
     try:
         require_captum()
-        from gradwatch.attribution.targets import attribute_run
+        from gradwatch.attribution.targets import attribute_samples
 
-        attribute_run(run, method="integrated", sample=None, worst=count).write_page(run)
+        attribute_samples(run, worst=count).write_page(run)
     except (Exception, KeyboardInterrupt) as error:
         reason = "interrupted" if isinstance(error, KeyboardInterrupt) else raised(error)
         command = f"gradwatch attribute {run} --worst {count} --format html"
