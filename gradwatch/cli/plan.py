@@ -199,7 +199,7 @@ class _Best(NamedTuple):
 def _cheapest(advised: Advised | None, ways: Sequence[SharedPlan], limit: int) -> _Best | None:
     """Return the cheapest change that fits; of ways to share, which come in the order of their price, the first."""
     if advised and (best := advised.cheapest):
-        return _Best(best.text, best.changes, best.plan.peak_bytes)
+        return _Best(best.text, best.changes, best.peak_bytes)
     for way in ways:
         if way.sharing.setting and way.peak_bytes <= limit:
             return _Best(way.sharing.name, {"train.parallel": way.sharing.setting}, way.peak_bytes)

@@ -125,7 +125,7 @@ def _settled(config: Config, load: Callable[[list[str]], Config], overrides: lis
 
     planner = ConfigPlanner(changed)
     if choice := settle(planner):
-        planned = f"{shown_size(choice.plan.peak_bytes)} planned of {section.budget}"
+        planned = f"{shown_size(choice.peak_bytes)} planned of {section.budget}"
         print_message("note", f"{KEY}: {choice.text}: {planned}")
     return planner.config
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from gradwatch.errors import GradwatchError
-from gradwatch.planning.checkpointing import checkpointing_choices
+from gradwatch.planning.checkpointing import KEY, checkpointing_choices
 from gradwatch.planning.result import Plan
 from gradwatch.planning.training import ConfigPlanner
+from gradwatch.records import plain_fields
 from gradwatch.render.common.format import plural
 
 MAX_GUESSES = 8
@@ -49,7 +50,7 @@ class Advice:
         text: The change in words.
         changes: Settings by dotted key.
         effect: What it does to the training.
-        plan: Plan of the changed config.
+        peak_bytes: Peak of the changed config.
         saved_bytes: Bytes by which the peak falls.
         extra_work: Work of a step that comes on top, relative to that without the change: the time paid, if the device
             is busy all the time.
@@ -60,23 +61,14 @@ class Advice:
     text: str
     changes: Mapping[str, Any]
     effect: Effect
-    plan: Plan
+    peak_bytes: int
     saved_bytes: int
     extra_work: float
     fits: bool
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
-        return {
-            "name": self.name,
-            "text": self.text,
-            "changes": dict(self.changes),
-            "effect": EFFECTS[self.effect],
-            "peak_bytes": self.plan.peak_bytes,
-            "saved_bytes": self.saved_bytes,
-            "extra_work": self.extra_work,
-            "fits": self.fits,
-        }
+        return plain_fields(self) | {"effect": EFFECTS[self.effect]}
 
 
 @final
@@ -155,7 +147,7 @@ class Advisor:
         if not (fits or any(advice.fits for advice in found)):
             found += [advice for change in self._combined(single) if (advice := self._advice(change))]
         saving = [advice for advice in found if advice.saved_bytes > 0]
-        saving.sort(key=lambda a: (not a.fits, a.effect, round(a.extra_work, 3), len(a.changes), a.plan.peak_bytes))
+        saving.sort(key=lambda a: (not a.fits, a.effect, round(a.extra_work, 3), len(a.changes), a.peak_bytes))
         return Advised(
             budget=self._budget,
             fits=fits,
@@ -168,7 +160,7 @@ class Advisor:
             yield accumulation
         if self._planner.config.train.activation_checkpointing == "none":
             for choice in checkpointing_choices(self._planner, self._budget, rows=self._measured):
-                yield _Change(choice.name, choice.text, choice.changes, Effect.NONE)
+                yield _Change(choice.name, choice.text, {KEY: choice.setting}, Effect.NONE)
         if self._planner.has_device_memory and not self._planner.config.train.activation_offloading:
             yield OFFLOADING
         if self._planner.config.train.precision == "fp32":
@@ -253,7 +245,7 @@ class Advisor:
             text=change.text,
             changes=change.changes,
             effect=change.effect,
-            plan=plan,
+            peak_bytes=plan.peak_bytes,
             saved_bytes=self._plain.peak_bytes - plan.peak_bytes,
             extra_work=plan.work / self._plain.work - 1 if self._plain.work else 0.0,
             fits=plan.peak_bytes <= self._budget,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gradwatch.config.sections.train import BlocksSection
 from gradwatch.config.sizes import parse_size
 from gradwatch.errors import GradwatchError
 from gradwatch.planning.recomputation import ModuleTree, cheapest_recomputation
-from gradwatch.planning.result import Plan
+from gradwatch.planning.result import Plan, Recomputation
 from gradwatch.render.common.format import plural, shown_size
 from gradwatch.train.activation_checkpointing import sqrt_length
 
@@ -34,30 +33,7 @@ class Planner(Protocol):
         ...
 
 
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecomputeChoice:
-    """A setting of activation checkpointing, with its plan.
-
-    Args:
-        name: Short name: `sqrt`, `every`, `save-matmuls`, `optimal`, or `none`.
-        setting: Value of `train.activation_checkpointing`.
-        text: The setting in words.
-        plan: Plan of the config with it.
-    """
-
-    name: str
-    setting: Any
-    text: str
-    plan: Plan
-
-    @property
-    def changes(self) -> dict[str, Any]:
-        """Return the setting by its dotted key."""
-        return {KEY: self.setting}
-
-
-def checkpointing_choices(planner: Planner, budget: int, *, rows: Plan | None = None) -> Iterator[RecomputeChoice]:
+def checkpointing_choices(planner: Planner, budget: int, *, rows: Plan | None = None) -> Iterator[Recomputation]:
     """Yield the choices for a budget: sqrt, the best other `every`, keeping matrix products, and the optimal modules.
 
     Args:
@@ -66,11 +42,11 @@ def checkpointing_choices(planner: Planner, budget: int, *, rows: Plan | None = 
         rows: Measured plan, whose times are the cost of each module; by default, its work is.
     """
     yield from _segments(planner, budget)
-    yield from _without_matmuls(planner)
+    yield from _without_matmuls(planner, budget)
     yield from _optimal_modules(planner, budget, rows)
 
 
-def cheapest_choice(planner: Planner, budget: int) -> RecomputeChoice | None:
+def cheapest_choice(planner: Planner, budget: int) -> Recomputation | None:
     """Return the choice that fits into a budget with the least work, or None if none fits.
 
     Args:
@@ -79,15 +55,14 @@ def cheapest_choice(planner: Planner, budget: int) -> RecomputeChoice | None:
     """
     plain = planner.plan()
     if plain.peak_bytes <= budget:
-        return RecomputeChoice(name="none", setting="none", text="recompute nothing", plan=plain)
-    found = [*_optimal_modules(planner, budget, None), *_without_matmuls(planner)]
-    if not any(choice.plan.peak_bytes <= budget for choice in found):  # segments store less, and cost more
+        return _choice(planner, budget, plain, "none", "none", "recompute nothing")
+    found = [*_optimal_modules(planner, budget, None), *_without_matmuls(planner, budget)]
+    if not any(choice.fits for choice in found):  # segments store less, and cost more
         found += _segments(planner, budget)
-    fitting = (choice for choice in found if choice.plan.peak_bytes <= budget)
-    return min(fitting, key=lambda choice: choice.plan.work, default=None)
+    return min((choice for choice in found if choice.fits), key=lambda choice: choice.extra_work, default=None)
 
 
-def settle(planner: ConfigPlanner) -> RecomputeChoice | None:
+def settle(planner: ConfigPlanner) -> Recomputation | None:
     """Choose for the budget in the planner's config, and let the planner plan with the choice from now on.
 
     Returns:
@@ -112,11 +87,11 @@ def settle(planner: ConfigPlanner) -> RecomputeChoice | None:
             f"of modules to recompute makes it fit; gradwatch plan CONFIG --set {KEY}=none --budget {section.budget} "
             "shows what else saves memory"
         )
-    planner.settle(choice.changes)
+    planner.settle({KEY: choice.setting})
     return choice
 
 
-def _optimal_modules(planner: Planner, budget: int, rows: Plan | None) -> Iterator[RecomputeChoice]:
+def _optimal_modules(planner: Planner, budget: int, rows: Plan | None) -> Iterator[Recomputation]:
     """Yield the cheapest choice of modules whose plan fits, or if none does, the one with the lowest peak.
 
     What the step needs beside its saved activations differs from choice to choice. So the limit of the activations
@@ -126,7 +101,7 @@ def _optimal_modules(planner: Planner, budget: int, rows: Plan | None) -> Iterat
     tree = ModuleTree.of((rows or plain).modules)
     fits, exceeds = 0, tree.row.saved_bytes
     limit = exceeds - (plain.peak_bytes - budget)
-    best: RecomputeChoice | None = None
+    best: Recomputation | None = None
     tried: set[tuple[str, ...]] = {()}
     for _ in range(MAX_LIMITS):
         limit = min(max(limit, fits), exceeds)
@@ -138,9 +113,9 @@ def _optimal_modules(planner: Planner, budget: int, rows: Plan | None) -> Iterat
         if plan is None:
             break
         tried.add(modules)
-        if best is None or plan.peak_bytes <= budget or plan.peak_bytes < best.plan.peak_bytes:
+        if best is None or plan.peak_bytes <= budget or plan.peak_bytes < best.peak_bytes:
             text = f"recompute {plural(len(modules), 'module')} (optimal)"
-            best = RecomputeChoice(name="optimal", setting={"modules": list(modules)}, text=text, plan=plan)
+            best = _choice(planner, budget, plan, "optimal", {"modules": list(modules)}, text)
         fits, exceeds = (limit, exceeds) if plan.peak_bytes <= budget else (fits, limit)
         limit += budget - plan.peak_bytes
         if not fits < limit < exceeds:
@@ -149,15 +124,15 @@ def _optimal_modules(planner: Planner, budget: int, rows: Plan | None) -> Iterat
         yield best
 
 
-def _without_matmuls(planner: Planner) -> Iterator[RecomputeChoice]:
+def _without_matmuls(planner: Planner, budget: int) -> Iterator[Recomputation]:
     """Yield the choice that recomputes all blocks but keeps their matrix products, if the blocks can run twice."""
     setting = {"modules": list(planner.blocks), "save": "matmuls"}
     text = "recompute the blocks, but keep their matrix products"
     if planner.blocks and (plan := _planned(planner, setting)):
-        yield RecomputeChoice(name="save-matmuls", setting=setting, text=text, plan=plan)
+        yield _choice(planner, budget, plan, "save-matmuls", setting, text)
 
 
-def _segments(planner: Planner, budget: int) -> Iterator[RecomputeChoice]:
+def _segments(planner: Planner, budget: int) -> Iterator[Recomputation]:
     """Yield segments of sqrt(n) blocks, and of other lengths the longest that fits, or the one with the lowest peak.
 
     The longer the segments, the fewer blocks are recomputed, because the last segment is not.
@@ -165,18 +140,31 @@ def _segments(planner: Planner, budget: int) -> Iterator[RecomputeChoice]:
     count, root = len(planner.blocks), sqrt_length(len(planner.blocks))
     if plan := _planned(planner, "sqrt") if count else None:
         text = f"recompute segments of {plural(root, 'block')} (sqrt)"
-        yield RecomputeChoice(name="sqrt", setting="sqrt", text=text, plan=plan)
+        yield _choice(planner, budget, plan, "sqrt", "sqrt", text)
     lengths = sorted({*range(1, count // 2 + 1)} - {root}, key=lambda k: abs(k - root))[:MAX_LENGTHS]
-    best: RecomputeChoice | None = None
+    best: Recomputation | None = None
     for k in sorted(lengths, reverse=True):
         plan = _planned(planner, {"every": k})
-        if plan and (best is None or plan.peak_bytes < best.plan.peak_bytes):
+        if plan and (best is None or plan.peak_bytes < best.peak_bytes):
             text = f"recompute segments of {plural(k, 'block')} (best every k)"
-            best = RecomputeChoice(name="every", setting={"every": k}, text=text, plan=plan)
+            best = _choice(planner, budget, plan, "every", {"every": k}, text)
         if plan and plan.peak_bytes <= budget:
             break
     if best:
         yield best
+
+
+def _choice(planner: Planner, budget: int, plan: Plan, name: str, setting: Any, text: str) -> Recomputation:
+    plain = planner.plan()
+    return Recomputation(
+        name=name,
+        text=text,
+        setting=setting,
+        peak_bytes=plan.peak_bytes,
+        saved_bytes=plain.peak_bytes - plan.peak_bytes,
+        extra_work=plan.work / plain.work - 1 if plain.work else 0.0,
+        fits=plan.peak_bytes <= budget,
+    )
 
 
 def _planned(planner: Planner, setting: Any) -> Plan | None:

@@ -8,10 +8,11 @@ from typing import Any, final
 
 from torch import nn
 
+from gradwatch.config.sections.train import BlocksSection
 from gradwatch.errors import GradwatchError, raised
 from gradwatch.planning.checkpointing import KEY, checkpointing_choices
 from gradwatch.planning.result import Plan, Recomputation
-from gradwatch.train.activation_checkpointing import every_blocks, matching_modules, sqrt_blocks
+from gradwatch.train.activation_checkpointing import recompute
 from gradwatch.train.blocks import block_names
 
 
@@ -49,19 +50,7 @@ class LoopPlanner:
         """Return the choices that save memory, those that fit and cost least first."""
         if self._plain.peak_bytes <= budget:
             return ()
-        found = [
-            Recomputation(
-                name=choice.name,
-                text=choice.text,
-                setting=choice.setting,
-                peak_bytes=choice.plan.peak_bytes,
-                saved_bytes=self._plain.peak_bytes - choice.plan.peak_bytes,
-                extra_work=choice.plan.work / self._plain.work - 1 if self._plain.work else 0.0,
-                fits=choice.plan.peak_bytes <= budget,
-            )
-            for choice in checkpointing_choices(self, budget)
-        ]
-        saving = [one for one in found if one.saved_bytes > 0]
+        saving = [choice for choice in checkpointing_choices(self, budget) if choice.saved_bytes > 0]
         return tuple(sorted(saving, key=lambda one: (not one.fits, one.extra_work, one.peak_bytes)))
 
 
@@ -70,12 +59,7 @@ def _recomputing(model: nn.Module, setting: Any) -> Iterator[None]:
     """Recompute parts of a model inside a `with` block."""
     forwards = {module: module.__dict__.get("forward") for module in model.modules()}
     try:
-        if setting == "sqrt":
-            sqrt_blocks(model)
-        elif "every" in setting:
-            every_blocks(model, setting["every"])
-        else:
-            matching_modules(model, setting["modules"], save=setting.get("save", "nothing"))
+        recompute(model, BlocksSection(**setting) if isinstance(setting, dict) else setting)
         yield
     finally:
         for module, forward in forwards.items():

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from gradwatch.config.sections.train import BlocksSection
 from gradwatch.errors import GradwatchError
 from gradwatch.train.blocks import outermost_containers
 
@@ -31,6 +32,21 @@ MATMULS = [
     aten._scaled_dot_product_cudnn_attention.default,
 ]
 """Operations whose outputs `save: matmuls` keeps: their time grows faster than the bytes of their outputs."""
+
+
+def recompute(model: nn.Module, choice: BlocksSection | Literal["none", "sqrt"]) -> None:
+    """Recompute the parts of a model that a config chooses, in place.
+
+    A budget is replaced by the choice of the plan before a training; what is built for another purpose keeps all.
+    """
+    if choice == "none":
+        return
+    if choice == "sqrt":
+        sqrt_blocks(model)
+    elif choice.every is not None:
+        every_blocks(model, choice.every, save=choice.save)
+    elif choice.modules is not None:
+        matching_modules(model, choice.modules, save=choice.save)
 
 
 def every_blocks(model: nn.Module, k: int, *, save: Save = "nothing") -> int:

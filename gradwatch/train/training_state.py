@@ -17,7 +17,6 @@ from torch.utils.data import IterableDataset
 
 from gradwatch import build
 from gradwatch.config.sections.root import Config
-from gradwatch.config.sections.train import TrainSection
 from gradwatch.config.streams import stream_problems
 from gradwatch.data import Splits
 from gradwatch.errors import CheckpointError, ConfigError, GradwatchError
@@ -129,7 +128,7 @@ class TrainingState:
                 splits = build.splits(config.data)
         batches, validation = _batches(config, splits, ranks)
         model = _moved(build.model(config, splits.spec), device)
-        _checkpoint_activations(model, config.train)
+        activation_checkpointing.recompute(model, config.train.activation_checkpointing)
         # before the optimizer, which must hold the sharded parameters
         called = parallelize(model, config.train, ranks=ranks, device=device) if ranks else model
         model = unwrapped(called)
@@ -347,19 +346,6 @@ def _steps(config: Config, batches: Batches | StreamBatches) -> tuple[int | None
     steps_per_epoch = math.ceil(len(batches) / config.train.accumulate)  # the last step may have fewer batches
     # the config has exactly one of both
     return steps_per_epoch, config.train.steps or steps_per_epoch * (config.train.epochs or 0)
-
-
-def _checkpoint_activations(model: nn.Module, train: TrainSection) -> None:
-    choice = train.activation_checkpointing
-    if choice == "none":
-        return
-    if choice == "sqrt":
-        activation_checkpointing.sqrt_blocks(model)
-    elif choice.every is not None:
-        activation_checkpointing.every_blocks(model, choice.every, save=choice.save)
-    elif choice.modules is not None:
-        activation_checkpointing.matching_modules(model, choice.modules, save=choice.save)
-    # a budget is replaced by the choice of the plan before a training; what is built for another purpose keeps all
 
 
 @final

@@ -81,7 +81,7 @@ def print_advice(console: Console, advised: Advised) -> None:
         fit = _shown_fit(advice.fits)
         table.add_row(
             advice.text,
-            units.shown_size(advice.plan.peak_bytes),
+            units.shown_size(advice.peak_bytes),
             units.shown_size(advice.saved_bytes),
             f"{round(100 * advice.extra_work):d} %",
             Text.assemble(fit, f", {EFFECTS[advice.effect]}"),
