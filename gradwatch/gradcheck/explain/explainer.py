@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -18,8 +17,8 @@ from gradwatch.gradcheck.explain.kinds import name_mistake
 from gradwatch.gradcheck.explain.nodes import NodeCheck, WrongArgument
 from gradwatch.gradcheck.explain.saved_tensors import unchanged
 from gradwatch.gradcheck.explain.second import second_derivatives
-from gradwatch.gradcheck.explain.statements import step_fault
-from gradwatch.gradcheck.explain.wording import Named, function_text, phrase
+from gradwatch.gradcheck.explain.statements import shared_ratio, step_fault
+from gradwatch.gradcheck.explain.wording import Named, function_text, listed, phrase
 from gradwatch.gradcheck.judge import Examined, Judge
 from gradwatch.gradcheck.result import Fault
 from gradwatch.gradcheck.stepping.cuts import Cut, GraphCuts, function_at, positions_at
@@ -60,8 +59,8 @@ class Explainer:
         self._open = list(wrong)
         self._held: set[type[Function]] = set()
         self._result = Explanation()
-        self._names = {id(m): n or type(m).__name__ for m, n in self._named_modules()}
         model = judge.step.model
+        self._names = {id(m): n or type(m).__name__ for n, m in (model.named_modules() if model else ())}
         self._names.update({id(p): n for n, p in (model.named_parameters() if model else ())})
 
     def explain(self) -> Explanation:
@@ -74,11 +73,6 @@ class Explainer:
             with contextlib.suppress(Exception):
                 experiment()
         return self._result
-
-    def _named_modules(self) -> Iterator[tuple[object, str]]:
-        model = self._judge.step.model
-        if model is not None:
-            yield from ((m, n) for n, m in model.named_modules())
 
     def _examine(self, cuts: list[Cut] | None = None, held: Collection[int] = ()) -> Examined:
         """Compare the open leaves again."""
@@ -251,7 +245,7 @@ class Explainer:
             Fault(
                 kind="inplace",
                 where=where,
-                text=f"a tensor that the backward of {_listed(names)} reads is changed in place after it was saved",
+                text=f"a tensor that the backward of {listed(names)} reads is changed in place after it was saved",
                 tensors=tuple(names),
                 place=place,
             )
@@ -269,10 +263,10 @@ class Explainer:
 def _cut_fault(step: CheckedStep, cuts: Sequence[Cut], place: Place, names: Sequence[str]) -> Fault:
     """Return the mistake of a line that takes values out of the graph."""
     shown = f"{place.file.rpartition('/')[2]}:{place.line}"
-    text = f"a path to {_listed(names)} is cut at {shown}: its gradient lacks that term"
+    text = f"a path to {listed(names)} is cut at {shown}: its gradient lacks that term"
     if fed_back := next((c for c in cuts if c.place == place and c.feeds_back), None):
         text = (
-            f"a module iterates without a graph, and its result goes back into it: the gradient of {_listed(names)} "
+            f"a module iterates without a graph, and its result goes back into it: the gradient of {listed(names)} "
             "lacks those iterations; let autograd follow them, or solve the adjoint equation in the backward pass"
         )
         place = fed_back.entered or place
@@ -311,10 +305,4 @@ def _argument(call: RecordedCall, index: int) -> str:
 
 def _ratio(found: Examined, names: Sequence[str]) -> float:
     """Return the ratio of the gradient to the right one, if it is the same for some leaves."""
-    ratios = [o.analytic / o.slope.value for n, o in found.outcomes.items() if n in names and o.slope.value]
-    return ratios[0] if ratios and all(math.isclose(r, ratios[0], rel_tol=1e-3) for r in ratios) else math.nan
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(f"`{n}`" for n in names[:3])
-    return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return shared_ratio([o.analytic / o.slope.value for n, o in found.outcomes.items() if n in names and o.slope.value])

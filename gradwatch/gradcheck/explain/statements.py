@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gradwatch.gradcheck.compare import LeafComparison, LeafOutcome
-from gradwatch.gradcheck.explain.wording import KIND_TEXT, phrase
+from gradwatch.gradcheck.explain.wording import KIND_TEXT, listed, phrase
 from gradwatch.gradcheck.result import Fault
 from gradwatch.gradcheck.source import FunctionSource, calls, names_one, source_of
 from gradwatch.gradcheck.stepping.step import CheckedStep
@@ -41,7 +41,7 @@ def step_fault(
     """
     patterns = {name: _pattern(step, comparison, name) for name in wrong}
     ratios = {n: ratio for n, (_, ratio) in patterns.items()}
-    common = _common(list(ratios.values()))
+    common = shared_ratio(list(ratios.values()))
     if math.isfinite(common) and (len(wrong) > 1 or not right):
         kind = _kind_of_all(step, comparison, wrong, right, common)
         return [_fault(step, kind, wrong, right, common)]
@@ -54,7 +54,7 @@ def step_fault(
         groups.setdefault(kind, []).append(name)
     # the most particular pattern first: a mistake in a later layer makes earlier ones wrong without one
     ordered = sorted(groups.items(), key=lambda item: item[0] == "missing_term")
-    return [_fault(step, kind, names, right, _common([ratios[n] for n in names])) for kind, names in ordered[:2]]
+    return [_fault(step, kind, names, right, shared_ratio([ratios[n] for n in names])) for kind, names in ordered[:2]]
 
 
 def _kind_of_all(
@@ -107,7 +107,7 @@ def _pattern(step: CheckedStep, comparison: LeafComparison, name: str) -> tuple[
     if not bool((grad != 0).any()):
         return "missing_grad", 0.0
     first, second = comparison.along([name]), comparison.along([name])
-    ratio = _common([_ratio(first), _ratio(second)])
+    ratio = shared_ratio([_ratio(first), _ratio(second)])
     if math.isfinite(ratio):
         if math.isclose(ratio, -1.0, rel_tol=SAME):
             return "sign", ratio
@@ -129,7 +129,7 @@ def _ratio(outcome: LeafOutcome) -> float:
     return outcome.analytic / outcome.slope.value if outcome.slope.value else math.nan
 
 
-def _common(ratios: Sequence[float]) -> float:
+def shared_ratio(ratios: Sequence[float]) -> float:
     """Return the ratio that all share, or nan."""
     if not ratios or not all(map(math.isfinite, ratios)):
         return math.nan
@@ -177,7 +177,6 @@ def _fault(step: CheckedStep, kind: str, wrong: Sequence[str], right: Sequence[s
     if kind == "factor" and set(RATES) & set(re.split(r"[\W_]+", place.text.lower())):
         kind = "lr_scale"
     where = function or wrong[0]
-    shown = ", ".join(f"`{n}`" for n in wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
     at = f" ({place})" if place else ""
     many = {
         "accumulation": "is the sum over micro-batches, and the loss is their mean",
@@ -190,7 +189,7 @@ def _fault(step: CheckedStep, kind: str, wrong: Sequence[str], right: Sequence[s
     return Fault(
         kind=kind,
         where=where,
-        text=f"the gradient of {shown}{f' in {function}' if function else ''}{at} {text}".rstrip()
+        text=f"the gradient of {listed(wrong)}{f' in {function}' if function else ''}{at} {text}".rstrip()
         + (phrase(ratio) if text else phrase(ratio).replace(": it is", " is").replace(": its sign", ": its sign")),
         tensors=tuple(wrong),
         place=place,

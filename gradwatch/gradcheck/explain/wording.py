@@ -39,6 +39,12 @@ class Named:
     ratio: float = math.nan
 
 
+def listed(names: Sequence[str]) -> str:
+    """Return the first names, and how many follow."""
+    shown = ", ".join(f"`{n}`" for n in names[:3])
+    return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
 def phrase(ratio: float) -> str:
     """Return how much a gradient is too large or too small, as the end of a sentence."""
     if not math.isfinite(ratio):
