@@ -242,9 +242,10 @@ PAGE = """# What each mechanism carries
 Each mechanism of the detectors is switched off in turn, and the kept runs of the fault zoo are judged again. Detection
 is repeated on the stored rows and events, so nothing is trained again.
 
-A mechanism without weight here may still be the only one for a fault that these scripts do not have. Before it goes, plant
-its fault in other models, optimizers and batch sizes, and compare. That kept the rules on batches of one class, on loops
-that stop to clear their gradients and on factorization machines: of 25 such loops, 22 are found by nothing else.
+A mechanism without weight here may still be the only one for a fault that these scripts do not have. Before it goes,
+plant its fault in other models, optimizers and batch sizes, and compare. That kept the rules on batches of one class,
+on loops that stop to clear their gradients and on factorization machines: of 25 such loops, 22 are found by nothing
+else.
 
 ```console
 python -m scripts.fault_zoo --set dev --set opened --set published --keep runs/zoo
