@@ -67,11 +67,10 @@ def check(
     """
     if isinstance(step, nn.Module) and model is None:
         model = step
-    call = step if callable(step) else None
-    if call is None:
+    if not callable(step):
         raise GradwatchError(f"check: step is a {type(step).__name__}, expected a function of the batch or a module")
     return run_check(
-        call,
+        step,
         batch,
         model=model,
         functions=(step,),

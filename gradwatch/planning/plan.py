@@ -19,6 +19,7 @@ from gradwatch.planning.loop_planner import LoopPlanner
 from gradwatch.planning.result import Plan
 from gradwatch.planning.stand_ins import StandIns, replaced
 from gradwatch.planning.trace import trace
+from gradwatch.probe.untouched import untouched
 from gradwatch.state.rng import preserved_random_state
 
 
@@ -100,7 +101,7 @@ def _run(
 ) -> Plan:
     """Return the plan of a step that is run with real tensors."""
     device = _device(model)
-    with preserved_random_state(), _preserved(model, optimizer):
+    with _preserved(model, optimizer):
         run = _whole_step(model, step, batch, optimizer)
         note = f"the step cannot be traced without data, so it was run ({reason})"
         return trace(run, batch=batch, model=model, optimizer=optimizer, device=device, mode=None, notes=(note,))
@@ -138,20 +139,15 @@ def _whole_step(
 
 @contextlib.contextmanager
 def _preserved(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
-    """Put back weights, buffers, gradients and optimizer state at the end of a `with` block."""
-    tensors = [*model.parameters(), *model.buffers()]
-    values = [tensor.detach().clone() for tensor in tensors]
-    gradients = [(p, p.grad) for p in model.parameters()]
-    for parameter in model.parameters():
-        parameter.grad = None  # else the backward pass would add to the gradients that are put back
+    """Put back weights, buffers, gradients, random generators and optimizer state at the end of a `with` block."""
+    values = [(p, p.detach().clone()) for p in model.parameters()]
     state = copy.deepcopy(optimizer.state_dict()) if optimizer else None
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for tensor, value in zip(tensors, values, strict=True):
-                tensor.copy_(value)
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
-        if optimizer and state:
-            optimizer.load_state_dict(state)
+    with preserved_random_state(), untouched(model, list(model.parameters())):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for parameter, value in values:
+                    parameter.copy_(value)
+            if optimizer and state:
+                optimizer.load_state_dict(state)

@@ -29,7 +29,7 @@ from gradwatch.replay.locate.locate import JUMP, locate
 from gradwatch.replay.locate.step_tracer import Step
 from gradwatch.state import checkpoint_folder
 from gradwatch.state.checkpoint_folder import DamagedError
-from gradwatch.state.rng import random_state, set_random_state
+from gradwatch.state.rng import preserved_random_state, set_random_state
 from gradwatch.train.step import to_device
 
 CONFIG = "config.yaml"
@@ -236,16 +236,16 @@ def _restored(models: Mapping[str, nn.Module], state: Mapping[str, Any], path: P
     if saved.keys() != models.keys():
         names = ", ".join(saved) or "a single model"
         raise GradwatchError(f"model: got {', '.join(models) or 'a single model'}, expected {names}, as `watch` did")
-    generators, before = random_state(), {name: copy.deepcopy(each.state_dict()) for name, each in models.items()}
-    try:
-        for name, each in models.items():
-            try:
-                each.load_state_dict(_unwrapped(saved[name], each))
-            except RuntimeError as error:  # names or shapes
-                raise GradwatchError(f"model: the weights in {path} do not fit it: {error}") from error
-        set_random_state(state["random"])
-        yield
-    finally:
-        for name, each in models.items():
-            each.load_state_dict(before[name])
-        set_random_state(generators)
+    before = {name: copy.deepcopy(each.state_dict()) for name, each in models.items()}
+    with preserved_random_state():
+        try:
+            for name, each in models.items():
+                try:
+                    each.load_state_dict(_unwrapped(saved[name], each))
+                except RuntimeError as error:  # names or shapes
+                    raise GradwatchError(f"model: the weights in {path} do not fit it: {error}") from error
+            set_random_state(state["random"])
+            yield
+        finally:
+            for name, each in models.items():
+                each.load_state_dict(before[name])

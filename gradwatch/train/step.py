@@ -297,14 +297,10 @@ class Stepper:
             return False
         if isinstance(self.optimizer, torch.optim.LBFGS):
             # LBFGS requires a closure: its line search needs loss and gradient at several points
-            self.optimizer.step(lambda: self._again(window))
+            self.optimizer.step(lambda: self.backward(window).loss)
         else:
             self.optimizer.step()
         return True
-
-    def _again(self, window: Sequence[Batch]) -> float:
-        """Compute loss and gradient again, at the current weights of the line search."""
-        return self.backward(window).loss
 
 
 def _num_samples(window: Sequence[Batch]) -> int:
