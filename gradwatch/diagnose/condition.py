@@ -117,6 +117,9 @@ class Condition(enum.Enum):
     IN_OPTIMIZER = enum.auto()
     """An optimizer holds the layer."""
 
+    FROZEN = enum.auto()
+    """No parameter of the model requires a gradient."""
+
     LAST_ACTIVATION = enum.auto()
     """The finding concerns the last activation, which is no softmax."""
 

@@ -112,6 +112,7 @@ def _of_model(history: History) -> dict[Condition, bool]:
         Condition.LOSS_UNSCALED: not info.loss_scaling,
         Condition.FAINT_SIGNAL: _is_faint(history),
         Condition.ZERO_WEIGHTS: _is_zeroed(history),
+        Condition.FROZEN: not any(layer.trainable for layer in info.layers),
     }
 
 

@@ -38,6 +38,15 @@ def test_large_updates_that_follow_a_spike_are_laid_to_its_batch():
     assert top(made.history(), found("gradient-spike", 80), found("learning-rate-too-high", 85)) == "odd-batch"
 
 
+def test_a_model_without_a_trainable_parameter_loses_no_update_to_rounding():
+    made, finding = Synthetic(steps=40), found("not-optimized", 10, severity=Severity.CRITICAL)
+    frozen = made.history()
+    frozen.info = replace(frozen.info, layers=tuple(replace(la, trainable=False) for la in frozen.info.layers))
+
+    assert top(made.history(), finding) == "rounded-updates"
+    assert top(frozen, finding) == "", "the finding itself says that nothing is trainable"
+
+
 def test_a_rate_that_creeps_up_is_too_high_in_spite_of_a_spike():
     made = Synthetic(steps=160, optimizer="SGD", lr=0.1).spike(step=118, factor=3000)
     made.lr_T = 0.1 * 1.05**made.t_T

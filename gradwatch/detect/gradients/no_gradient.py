@@ -19,9 +19,15 @@ from gradwatch.detect.features.scope import affected_modules, is_everything, joi
 from gradwatch.detect.features.structure import structure_of
 from gradwatch.detect.gradients.dead_layer_rules.experts import router_of
 from gradwatch.detect.gradients.no_gradient_rules.in_turn import is_in_turn_of, is_like_expert
-from gradwatch.detect.gradients.no_gradient_rules.reached import find_first_gradient, judged_tensors, reached_steps
+from gradwatch.detect.gradients.no_gradient_rules.reached import (
+    awaits_optimizer,
+    find_first_gradient,
+    judged_tensors,
+    reached_steps,
+)
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
+from gradwatch.history.synthetic.edit import with_statistic
 from gradwatch.records import Finding, Quantity, Severity
 
 
@@ -51,8 +57,10 @@ class NoGradient:
     Exceptions to the rules: a module that is not used on purpose (the pooler of a language model, a head for another
     task). Freeze it with `requires_grad_(False)` and it does not count. The wait is five times as long if a gradient
     may still come. It may if other tensors come and go from step to step (experts, heads that train in turn), if the
-    tensor looks like one of several experts, or while the rate warms up. A module of the same shape as tensors that
-    come and go is an expert that no sample was sent to (info), and so is an expert whose router is watched.
+    tensor looks like one of several experts, or while the rate warms up. Tensors are judged once their own optimizer
+    has stepped `patience` times: a loop may train one model first, and then another. A module of the same shape as
+    tensors that come and go is an expert that no sample was sent to (info), and so is an expert whose router is
+    watched.
     Tensors that a dead-layer names do not count. A bias with a gradient of zero whose weight has a
     gradient does reach the loss, which does not change when its outputs shift: a hinge, or a distance between two
     outputs (info). Zeros after a dead ReLU are reported as dead-relu, at the ReLU. If the loss
@@ -100,7 +108,7 @@ class NoGradient:
         share_L = reached_TL[updated_T].mean(axis=0)
         in_turn_L = (share_L > 0) & (share_L < self.turn_frac) & structure.is_trainable_L
         ill_L = structure.is_trainable_L & (share_L == 0) & ~_copies(history) & may_judge_L
-        ill_L &= ~_is_reported_dead(history)
+        ill_L &= ~_is_reported_dead(history) & ~awaits_optimizer(history, least=self.patience)
         steps = int(updated_T.sum())
         if not ill_L.any():
             return
@@ -177,6 +185,9 @@ class NoGradient:
         frozen.info = replace(frozen.info, layers=layers)
         yield Example("all adapters of a frozen model get none", *_make_adapted())
         yield Example("a layer is frozen on purpose", frozen.history())
+        yield Example("a second model is trained after the first", _make_second(starts=30))
+        cut = _make_second(starts=20, is_cut=True)
+        yield Example("a layer of the second model is cut off", cut, ("layers.11.weight",))
         kept = Synthetic(steps=40).no_gradient(3, zero=True)
         layers = tuple(replace(layer, trainable=i > 1) for i, layer in enumerate(kept.info.layers))
         kept.info = replace(kept.info, layers=layers)
@@ -198,6 +209,19 @@ def _make_adapted() -> tuple[History, tuple[str, ...]]:
     layers = tuple(replace(layer, trainable=i >= last) for i, layer in enumerate(made.info.layers))
     made.info = replace(made.info, layers=layers)
     return made.history(), ("layers",)
+
+
+def _make_second(*, starts: int, is_cut: bool = False) -> History:
+    """Return a run whose last two layers have an optimizer of their own, which begins to step late."""
+    made = Synthetic(steps=80)
+    made.rates.append(1.0)
+    layers = tuple(replace(layer, group=int(i >= 10)) for i, layer in enumerate(made.info.layers))
+    made.info = replace(made.info, layers=layers)
+    made.grad_l2_TL[:starts, 10:] = np.nan
+    if is_cut:
+        made.grad_l2_TL[:, 11] = np.nan
+    rate_T1 = np.where(made.t_T < starts, np.nan, 1e-3)[:, None]
+    return with_statistic(made.history(), "lr.1", rate_T1, missing=True)
 
 
 def _make_zero(*, steps: int) -> tuple[History, tuple[str, ...]]:

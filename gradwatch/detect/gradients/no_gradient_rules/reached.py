@@ -32,6 +32,22 @@ def judged_tensors(history: History, *, kind: str) -> NDArray[np.bool_]:
     return is_judged_L
 
 
+def awaits_optimizer(history: History, *, least: int) -> NDArray[np.bool_]:
+    """Return which tensors an optimizer holds that has stepped too rarely to tell, of shape (L,).
+
+    The rate of a group is recorded at the steps of its optimizer only.
+
+    Args:
+        history: History of the run.
+        least: Minimum number of steps of the optimizer.
+    """
+    groups = {layer.group for layer in history.info.layers} - {None}
+    steps = {group: int(np.isfinite(history.scalar(f"lr.{group}")).sum()) for group in groups}
+    if not any(steps.values()):  # the loop records no rates
+        return np.zeros(len(history.info.layers), np.bool_)
+    return np.array([steps.get(layer.group, least) < least for layer in history.info.layers], np.bool_)
+
+
 def find_first_gradient(history: History, finding: Finding, *, least: int) -> Recovery | None:
     """Return the first step with a gradient after a finding, once one of its tensors has had enough of them.
 
