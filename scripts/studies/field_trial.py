@@ -5,12 +5,12 @@
     python scripts/studies/field_trial.py trial --only neuromancer    # those with that in their name
 
 The scripts are listed in `field_trial.yaml`. Each is taken from the source distribution of its project, and is unedited
-but for the replacements listed there: paths, sizes and numbers of epochs. The folder `trial` gets the sources, one
-virtual environment per project, the run directories, the output, and the table as `table.json` and `table.md`.
+but for the replacements listed there: paths, sizes and numbers of epochs. The folder `trial` gets the sources, a
+virtual environment, the run directories, the output, and the table as `table.json` and `table.md`.
 
-An environment sees the packages of the Python that runs this study, which needs torch, torchvision, scikit-learn and
-gradwatch. It needs access to PyPI once. `{data}` in an argument, a replacement or a variable stands for a folder in
-which `MNIST` holds the digits of scikit-learn, in the format of torchvision.
+The environment sees the packages of the Python that runs this study, which needs torch, torchvision, pandas,
+scikit-learn and gradwatch. The projects are imported from their sources. PyPI must be reachable. `{data}` in a command
+or a replacement stands for a folder in which `MNIST` holds the digits of scikit-learn, in the format of torchvision.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ import struct
 import subprocess
 import sys
 import tarfile
-import time
 import venv
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -77,12 +76,14 @@ class Project:
 
     Args:
         package: Requirement of its source distribution, such as `pykeen==1.11.1`.
-        install: Requirements of its scripts; by default the package.
+        install: Requirements of its scripts, without the package.
+        source: Folder of its modules in the source distribution.
         scripts: Its scripts, by a name for the table.
     """
 
     package: str
     install: tuple[str, ...]
+    source: str
     scripts: dict[str, Script]
 
     @property
@@ -98,9 +99,9 @@ class Row:
     Args:
         script: Project and name.
         bare_exit: Exit code without gradwatch.
-        bare_s: Duration without gradwatch, in seconds.
+        bare_s: CPU time without gradwatch, in seconds.
         exit: Exit code with gradwatch, or None if it was not run.
-        watched_s: Duration with gradwatch, in seconds.
+        watched_s: CPU time with gradwatch, in seconds.
         steps: Recorded optimizer steps of all runs of the script.
         findings: Kind, severity, step and layers of each finding that was not withdrawn.
         false_alarms: Kinds of warnings that were judged false.
@@ -125,11 +126,13 @@ class Place:
     Args:
         folder: Folder of the trial.
         root: Folder of the project's sources.
-        python: Python of its environment.
+        source: Folder of its modules.
+        python: Python of the environment.
     """
 
     folder: Path
     root: Path
+    source: Path
     python: Path
 
     @property
@@ -143,7 +146,8 @@ def read_list(path: Path) -> list[Project]:
     return [
         Project(
             package=entry["package"],
-            install=tuple(entry.get("install", [entry["package"]])),
+            install=tuple(entry["install"]),
+            source=entry.get("source", "."),
             scripts={
                 name: Script(**script | {"command": tuple(script["command"])})
                 for name, script in entry["scripts"].items()
@@ -182,18 +186,22 @@ def unpack(project: Project, folder: Path) -> Path:
     return root
 
 
-def install(project: Project, folder: Path) -> Path:
-    """Make the environment of a project, and return its Python. It sees the packages of the Python that runs this."""
-    target = folder / "environments" / project.label
+def make_environment(projects: Sequence[Project], folder: Path) -> Path:
+    """Make an environment that sees the packages of the Python that runs this, and return its Python."""
+    target = folder / "environment"
     python = target / "bin" / "python"
-    if not target.exists():
+    if not python.exists():
         venv.create(target, with_pip=False)
         (packages,) = (target / "lib").glob("python*/site-packages")
         lines = [f"import site; site.addsitedir({path!r})" for path in site.getsitepackages()]
         (packages / "outer.pth").write_text("\n".join(lines))
-        if project.install:
-            pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q"]
-            subprocess.run([*pip, *project.install], check=True)
+    needed = {requirement for project in projects for requirement in project.install}
+    installed = target / "installed.txt"
+    missing = needed.difference(installed.read_text().splitlines() if installed.exists() else ())
+    if missing:
+        pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q"]
+        subprocess.run([*pip, *sorted(missing)], check=True)
+        installed.write_text("\n".join(sorted(needed)))
     return python
 
 
@@ -214,7 +222,7 @@ def adapt(script: Script, place: Place) -> None:
 
 
 def run(script: Script, place: Place, *, before: Sequence[str], log: Path) -> tuple[int, float]:
-    """Run a script, interrupt it at its time limit, and return its exit code and its duration in seconds.
+    """Run a script, interrupt it at its time limit, and return its exit code and the CPU time that it took.
 
     Args:
         script: What to run.
@@ -222,15 +230,18 @@ def run(script: Script, place: Place, *, before: Sequence[str], log: Path) -> tu
         before: What stands before its command.
         log: File for its output.
     """
-    start = time.monotonic()
+    start = os.times()
     command = [word.replace("{data}", str(place.data)) for word in script.command]
-    path = {"PATH": f"{place.python.parent}{os.pathsep}{os.environ['PATH']}"}
+    paths = {
+        "PATH": f"{place.python.parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": f"{place.source}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+    }
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*before, *command],
             cwd=place.root / script.folder,
-            env=os.environ | VARIABLES | path | script.variables,
+            env=os.environ | VARIABLES | paths | script.variables,
             stdout=output,
             stderr=output,
             stdin=subprocess.DEVNULL,
@@ -240,7 +251,9 @@ def run(script: Script, place: Place, *, before: Sequence[str], log: Path) -> tu
                 process.wait(wait_s)
             except subprocess.TimeoutExpired:
                 process.send_signal(number)
-        return process.wait(), time.monotonic() - start
+        code, end = process.wait(), os.times()
+    used = (end.children_user, end.children_system), (start.children_user, start.children_system)
+    return code, sum(used[0]) - sum(used[1])
 
 
 def read_runs(directory: Path) -> tuple[int, list[Finding]]:
@@ -296,7 +309,7 @@ def format_row(row: Row) -> str:
 
 def format_table(rows: Sequence[Row]) -> str:
     """Return the table in Markdown, and the rate of watched scripts with a false alarm."""
-    lines = ["| script | steps | exit code | time | warnings | for information |", "|---|---|---|---|---|---|"]
+    lines = ["| script | steps | exit code | CPU time | warnings | for information |", "|---|---|---|---|---|---|"]
     lines += [format_row(row) for row in rows]
     watched = [row for row in rows if row.steps]
     if watched:
@@ -320,12 +333,15 @@ def main() -> None:
     write_digits(folder / "data")
     table = folder / "table.json"
     rows = {row["script"]: Row(**row) for row in json.loads(table.read_text())} if table.exists() else {}
-    for project in read_list(asked.list):
+    projects = read_list(asked.list)
+    python = make_environment(projects, folder)
+    for project in projects:
         chosen = {f"{project.label}/{name}": script for name, script in project.scripts.items()}
         chosen = {name: script for name, script in chosen.items() if asked.only in name}
         if not chosen:
             continue
-        place = Place(folder=folder, root=unpack(project, folder), python=install(project, folder))
+        root = unpack(project, folder)
+        place = Place(folder=folder, root=root, source=root / project.source, python=python)
         for name, script in chosen.items():
             adapt(script, place)
             if name not in rows:  # delete table.json to repeat the runs without gradwatch

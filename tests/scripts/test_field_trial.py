@@ -86,7 +86,7 @@ def test_a_text_to_replace_that_is_not_there_is_an_error(tmp_path):
     script = Script(command=("train.py",), edits={"train.py": {"epochs = 100": "epochs = 1"}})
 
     with pytest.raises(ValueError, match="got no 'epochs = 100' to replace"):
-        adapt(script, Place(folder=tmp_path, root=tmp_path, python=tmp_path))
+        adapt(script, Place(folder=tmp_path, root=tmp_path, source=tmp_path, python=tmp_path))
 
 
 def test_the_table_counts_scripts_and_not_findings():
