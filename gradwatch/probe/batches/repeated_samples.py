@@ -85,9 +85,9 @@ class RepeatedSamples:
         elif not self._first:
             self._first = [_SampleGroup(leaves) for leaves in groups]
         else:
-            yield from self._compare(groups, step=step)
+            yield from self._compare(groups, batch, step=step)
 
-    def _compare(self, groups: list[list[Tensor]], *, step: int) -> Iterator[Event]:
+    def _compare(self, groups: list[list[Tensor]], batch: Any, *, step: int) -> Iterator[Event]:
         leaves = groups[0]
         self._is_exact = self._is_exact and all(it.equals(now) for it, now in zip(self._first, groups, strict=True))
         self._is_held = self._is_held and self._first[0].is_held(leaves[0])
@@ -108,7 +108,7 @@ class RepeatedSamples:
         if is_near and self.is_over:
             values = {
                 "distance": distance,
-                "samples": len(leaves[0]),
+                "samples": _count_samples(batch, rows=len(leaves[0])),
                 "features": leaves[0][0].numel(),
                 "exact": self._is_exact,
                 "held": self._is_held,
@@ -165,6 +165,19 @@ def _groups(batch: Any) -> list[list[Tensor]]:
     mates = [leaf for leaf in mates if is_point or (leaf.ndim == 1 and not leaf.is_floating_point())]
     others = [leaf for leaf in found[1:] if leaf.is_floating_point() and leaf[0].numel() > MAX_COORDINATES]
     return [[first, *mates], *([leaf] for leaf in others if all(leaf is not mate for mate in mates))]
+
+
+def _count_samples(batch: Any, *, rows: int) -> int:
+    """Return how many samples the rows of the first tensor are: a vector of offsets tells where each graph begins.
+
+    A batch of graphs is one graph with the nodes of all of them. Its offsets rise from 0 to the number of nodes.
+    """
+    for leaf in tensors(batch):
+        if leaf.ndim == 1 and leaf.device.type == "cpu" and not leaf.is_floating_point() and 1 < len(leaf) <= rows:
+            sizes = leaf.diff()
+            if to_float(leaf[0]) == 0 and to_float(leaf[-1]) == rows and to_float(sizes.min()) > 0:
+                return len(sizes)
+    return rows
 
 
 def _views(leaves: list[Tensor]) -> list[Tensor]:

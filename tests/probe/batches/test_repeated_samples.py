@@ -52,6 +52,13 @@ def test_the_same_samples_are_told_at_the_last_look(batch_at):
     assert looked(batch_at) == [(INSPECTED_STEPS[-1], 32.0)]
 
 
+def test_graphs_that_are_joined_into_one_count_as_samples_and_not_their_nodes():
+    batch = {"nodes": SAME, "graph": torch.arange(8).repeat_interleave(4), "offsets": torch.arange(0, 36, 4)}
+
+    assert looked(lambda _: batch) == [(INSPECTED_STEPS[-1], 8.0)]
+    assert looked(lambda _: {"nodes": SAME, "labels": torch.arange(32)}) == [(INSPECTED_STEPS[-1], 32.0)]
+
+
 @pytest.mark.parametrize("samples", [2, 32])
 def test_equal_samples_that_are_made_anew_are_told_sooner(samples):
     assert looked(lambda _: SAME[:samples].clone()) == [(SURE_STEP, float(samples))]
