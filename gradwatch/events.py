@@ -290,6 +290,12 @@ PARAMETERS_NEW = EventKind(
     values={"tensors": "tensors", "replaced": "of which take the place of a watched parameter"},
     text="{parameters} {how} after `watch`, and no optimizer holds {pronoun}",
 )
+PARAMETERS_JOINED = EventKind(
+    name="parameters-joined",
+    meaning="Parameters have joined the model since the last comparison, and an optimizer holds them.",
+    values={"tensors": "tensors", "since": "step of the last comparison"},
+    text="{parameters} joined the model and an optimizer after `watch`, and {are} not watched",
+)
 NOTHING_TRAINABLE = EventKind(
     name="nothing-trainable",
     meaning="No parameter of the model requires a gradient, or an optimizer holds no parameter.",

@@ -25,6 +25,7 @@ from gradwatch.detect.gradients.dead_layer_rules.collapsed_router import (
     find_collapsed_routers,
     used_experts_since,
 )
+from gradwatch.detect.gradients.dead_layer_rules.ended_task import is_ended_task
 from gradwatch.detect.gradients.dead_layer_rules.examples import make_collapsed_router, make_faded, make_routed
 from gradwatch.detect.gradients.dead_layer_rules.experts import (
     comes_and_goes,
@@ -33,7 +34,7 @@ from gradwatch.detect.gradients.dead_layer_rules.experts import (
 )
 from gradwatch.detect.gradients.dead_layer_rules.faded import find_faded
 from gradwatch.detect.gradients.dead_layer_rules.frozen import find_frozen
-from gradwatch.events import SIDE_BY_SIDE
+from gradwatch.events import PARAMETERS_JOINED, SIDE_BY_SIDE
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
@@ -92,8 +93,9 @@ class DeadLayer:
     autograd graph may show modules that are built alike side by side, as experts are. A dead one is for information
     until half of them are dead. Then the router has collapsed, however confident its softmax is, and if its choice is
     watched, it is named in one finding with its experts. A gradient that is None from one step to the next is a choice
-    of the training loop and does not count here (see no-gradient). If all layers go to zero together, the loss is zero:
-    a hinge that is satisfied, or a fit without noise.
+    of the training loop and does not count here (see no-gradient). A layer that loses its gradient when other
+    parameters join the model and its optimizer is a head that waits for its task (info): a penalty on its weights gives
+    it zeros. If all layers go to zero together, the loss is zero: a hinge that is satisfied, or a fit without noise.
 
     Source: Huang et al. 2016, https://arxiv.org/abs/1603.09382, sec. 3, on rates of stochastic depth; Srivastava et al.
     2015, "Highway networks", sec. 2.2 on gate biases, https://arxiv.org/abs/1505.00387; He et al. 2015,
@@ -209,7 +211,9 @@ class DeadLayer:
         return None if end is None else Recovery(end, "it got a gradient again")
 
     def _severity(self, history: History, layer: str, group: list[int], *, is_zero: bool) -> Severity:
-        """Return the harm of a dead module: an expert that is merely not chosen does no harm."""
+        """Return the harm of a dead module: an expert that is merely not chosen and a head that waits do no harm."""
+        if is_zero and is_ended_task(history, group):
+            return Severity.INFO
         # experts without a gradient say nothing while most of their siblings have one
         live_frac = live_frac_of_siblings(history, layer, history.param.newest("grad.l2"))
         if is_zero and (comes_and_goes(history, group, every=self.every) or (live_frac or 0) > 1 - self.unused):
@@ -249,6 +253,9 @@ class DeadLayer:
         yield Example("to ten of 64 experts", make_routed(unused=10).history())
         yield Example("to 40 of 64 experts in the first 30 steps", make_routed(unused=40, onset=0, end=30).history())
         yield Example("to 40 of 64, in batches of 64 tokens", make_routed(unused=40, tokens=1).history())
+        task = Synthetic(steps=120).dead(11, onset=57)
+        task.add_event(PARAMETERS_JOINED, step=60, values={"tensors": 2, "since": 50})
+        yield Example("a head for the next task joins: for information", task.history(), task.names(11))
         hinge = Synthetic(steps=120)
         hinge.grad_l2_TL[60:] = 0
         yield Example("the loss is zero, and with it every gradient", hinge.history())

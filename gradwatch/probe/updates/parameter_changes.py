@@ -9,7 +9,7 @@ from typing import final
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradwatch.events import PARAMETERS_NEW, Observation
+from gradwatch.events import PARAMETERS_JOINED, PARAMETERS_NEW, Observation
 from gradwatch.probe.device.dtensor import gathers, has_values
 from gradwatch.probe.parameters import Models, named_modules
 from gradwatch.probe.updates.outside_moves import fingerprints
@@ -24,7 +24,8 @@ class ParameterChanges:
     """Compare the parameters of the model with those at the start.
 
     A new parameter is reported if it has a gradient, no watched optimizer holds it, and nothing has moved it since an
-    earlier comparison. Nothing is compared under FSDP, which replaces parameters by itself.
+    earlier comparison. New parameters that a watched optimizer holds, as a head for the next task, are told as well.
+    Nothing is compared under FSDP, which replaces parameters by itself.
 
     Args:
         models: A model, or several by name.
@@ -42,7 +43,7 @@ class ParameterChanges:
         self._roots = list(models.values()) if isinstance(models, Mapping) else [models]
         self._is_gathered = any(gathers(module) for _, module in named_modules(models))
         self._new: dict[int, tuple[weakref.ref[Tensor], tuple[int, bytes] | None]] = {}  # None: nothing to report
-        self._next = 1
+        self._next, self._last = 1, 0
 
     def find(self, step: int) -> Iterator[Observation]:
         """Yield what has changed since the last comparison.
@@ -52,14 +53,16 @@ class ParameterChanges:
         """
         if step < self._next or self._is_gathered:
             return
+        since, self._last = self._last, step
         self._next = step - step % EVERY_STEPS + EVERY_STEPS
         now = _ids_of_parameters(self._roots)
         if now - self._layers.keys():
             yield from self._find_new({layer.name for key, layer in self._layers.items() if key not in now})
+            yield from self._find_joined(since)
 
     def _find_new(self, gone: set[str]) -> Iterator[Observation]:
         """Yield the new parameters, given the names of those that have left the model."""
-        held = {id(p) for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"]}
+        held = self._held()
         by_module: dict[str, list[str]] = {}
         for module_name, module in named_modules(self._models):
             for own_name, param in module.named_parameters(recurse=False):
@@ -67,14 +70,28 @@ class ParameterChanges:
                     full_name = f"{module_name}.{own_name}" if module_name else own_name
                     by_module.setdefault(module_name, []).append(full_name)
         for module_name, found in by_module.items():
-            replaced, rest = len(gone.intersection(found)), len(found) - 1
+            replaced = len(gone.intersection(found))
             yield PARAMETERS_NEW.observe(
                 module_name or found[0],
                 values={"tensors": len(found), "replaced": replaced},
-                parameters=f"`{found[0]}`" + (f" and {rest} more" if rest else ""),
+                parameters=_list(found),
                 how="took the place of a watched parameter" if replaced else "joined the model",
                 pronoun="it" if len(found) == 1 else "them",
             )
+
+    def _find_joined(self, since: int) -> Iterator[Observation]:
+        held, found = self._held(), []
+        for module_name, module in named_modules(self._models):
+            for own_name, param in module.named_parameters(recurse=False):
+                seen, _ = self._new.get(id(param), (None, None))
+                is_known = id(param) in self._layers or (seen is not None and seen() is param)
+                if not is_known and id(param) in held:
+                    self._new[id(param)] = weakref.ref(param), None
+                    found.append(f"{module_name}.{own_name}" if module_name else own_name)
+        if found:
+            values = {"tensors": len(found), "since": since}
+            are = "is" if len(found) == 1 else "are"
+            yield PARAMETERS_JOINED.observe(values=values, parameters=_list(found), are=are)
 
     def _is_left_out(self, param: Tensor, held: set[int]) -> bool:
         """Return whether a new parameter has a gradient that nothing has used since an earlier comparison."""
@@ -87,6 +104,14 @@ class ParameterChanges:
         is_first = seen is None or seen() is not param
         self._new[id(param)] = weakref.ref(param), state if is_first else None
         return not is_first and state == before
+
+    def _held(self) -> set[int]:
+        return {id(p) for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"]}
+
+
+def _list(names: Sequence[str]) -> str:
+    rest = len(names) - 1
+    return f"`{names[0]}`" + (f" and {rest} more" if rest else "")
 
 
 def _ids_of_parameters(roots: Sequence[nn.Module]) -> set[int]:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from gradwatch.events import PARAMETERS_NEW
+from gradwatch.events import PARAMETERS_JOINED, PARAMETERS_NEW
 from gradwatch.probe.parameters import list_parameters
 from gradwatch.probe.updates.parameter_changes import ParameterChanges
 
@@ -70,6 +70,17 @@ def test_a_new_parameter_that_no_optimizer_holds_is_found_once(change):
 def test_one_that_an_optimizer_holds_or_other_code_moves_is_not(change):
     for options in ({"held": True}, {"moves": True}):
         assert not [o for o in observed(change, **options) if o.kind == PARAMETERS_NEW.name], options
+
+
+def test_a_head_that_joins_the_model_and_its_optimizer_is_told_once():
+    found = [o for o in observed(another_layer, held=True) if o.kind == PARAMETERS_JOINED.name]
+
+    assert [(o.values, o.text) for o in found] == [
+        (
+            {"tensors": 2, "since": 1},
+            "`1.1.weight` and 1 more joined the model and an optimizer after `watch`, and are not watched",
+        )
+    ]
 
 
 def test_a_new_parameter_without_a_gradient_is_not_found():
