@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ from gradwatch.probe.device.torch_reduce import stored_values
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio: spreads consecutive positions over all bits
 _HALF_MASK = 0xFFFFFFFF
-_DEPTH = 16  # levels of nesting that are read: objects may refer to each other in circles
+_DEPTH = 16  # levels of nesting that are read: lists may refer to each other in circles
+_PROGRAM = (ModuleType, type, FunctionType, MethodType, torch.nn.Module, torch.optim.Optimizer)  # no data of a batch
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.ndarray, np.generic)
 
 
@@ -45,7 +47,7 @@ def checksums(inputs: Any, *, kernel: kernels.Kernel = "auto") -> list[int | tor
     """Return the checksums of all data of a batch, in order; a tensor's checksum may be on the tensor's device."""
     native = kernels.select_backend(kernel)
     parts: list[int | torch.Tensor] = []
-    for leaf in _leaves(inputs, _DEPTH):
+    for leaf in _leaves(inputs, _DEPTH, set()):
         if isinstance(leaf, torch.Tensor):
             checksum = native.checksum(leaf) if native is not None else None  # None again if it cannot read the tensor
             parts.append(_checksum(leaf) if checksum is None else checksum)
@@ -61,7 +63,7 @@ def is_finite(inputs: Any) -> bool:
 
 def tensors(inputs: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors of a batch, nested as in `hash_batch`, in order."""
-    return (leaf for leaf in _leaves(inputs, _DEPTH) if isinstance(leaf, torch.Tensor))
+    return (leaf for leaf in _leaves(inputs, _DEPTH, set()) if isinstance(leaf, torch.Tensor))
 
 
 def joined(parts: Sequence[int]) -> int:
@@ -94,8 +96,14 @@ def _numbers(leaves: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
     return (stored_values(leaf) for leaf in leaves if leaf.is_floating_point() or leaf.is_complex())
 
 
-def _leaves(inputs: Any, depth: int) -> Iterator[Any]:
-    """Yield tensors and plain values of a nested batch, in order."""
+def _leaves(inputs: Any, depth: int, seen: set[int]) -> Iterator[Any]:
+    """Yield tensors and plain values of a nested batch, in order.
+
+    Args:
+        inputs: The batch, or a part of it.
+        depth: Levels of nesting to read.
+        seen: The `id` of each object that was read: a trainer may pass a state that refers to itself in many places.
+    """
     children: Iterable[Any] = ()
     if isinstance(inputs, np.ndarray) and inputs.dtype.kind in "biufc":
         yield torch.from_numpy(np.ascontiguousarray(inputs))
@@ -109,10 +117,11 @@ def _leaves(inputs: Any, depth: int) -> Iterator[Any]:
         children = (part for item in inputs.items() for part in item)  # keys count, too
     elif isinstance(inputs, (list, tuple)):
         children = inputs
-    else:  # an object of a class, such as a batch of a graph library
-        children = vars(inputs).values() if hasattr(inputs, "__dict__") else ()
+    elif not isinstance(inputs, _PROGRAM) and hasattr(inputs, "__dict__") and id(inputs) not in seen:
+        seen.add(id(inputs))
+        children = vars(inputs).values()  # an object of a class, such as a batch of a graph library
     for child in children if depth else ():
-        yield from _leaves(child, depth - 1)
+        yield from _leaves(child, depth - 1, seen)
 
 
 def _checksum(tensor: torch.Tensor) -> torch.Tensor:

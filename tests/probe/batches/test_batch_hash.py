@@ -1,5 +1,6 @@
 """Equal batches have equal hashes, others have not."""
 
+import warnings
 from collections import namedtuple
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradwatch.probe.batches.batch_hash import hash_batch
+from gradwatch.probe.batches.batch_hash import hash_batch, tensors
 from gradwatch.probe.device import backend as kernels
 
 Pair = namedtuple("Pair", "x y")
@@ -97,6 +98,22 @@ def test_objects_that_refer_to_themselves_have_a_hash():
     batch.parent = batch
 
     assert hash_batch(batch) == hash_batch(batch), "no end to follow, and none needed"
+
+
+def test_the_state_of_a_trainer_is_read_in_a_moment():
+    # each of many callbacks refers to the state, which holds the model, a module and all callbacks
+    state = {"x": torch.ones(3), "model": torch.nn.Linear(3, 3), "library": torch}
+    state["callbacks"] = [Batch(torch.ones(3), [3]) for _ in range(30)]
+    for callback in state["callbacks"]:
+        callback.state = state
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a deprecated name of a module warns if it is read
+        assert sum(1 for _ in tensors((state["x"], state))) < 1000
+        before = hash_batch((state["x"], state))
+    state["x"] += 1
+
+    assert hash_batch((state["x"], state)) != before
 
 
 IMAGES = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0))
