@@ -131,6 +131,7 @@ class PoorInitialization:
         yield Example("He initialization, and a little more", _drawn(2.0, None))
         yield Example("embeddings from N(0, 1) that are multiplied", *_multiplied(1.0, 1.0))
         copies = Synthetic(steps=20).add_event(WEIGHTS_ALIKE, layer="layers.3", text="all weights are equal")
+        yield Example("deviations of random weights, as the argument of a softplus", _deviations())
         yield Example("units that are copies of each other", copies.history(), ("layers.3",))
         yield Example("embeddings that are multiplied, initialized for it", _multiplied(0.1, 0.1)[0])
         yield Example("embeddings from N(0, 1) that are looked up only", _multiplied(1.0, 1.0, is_noted=False)[0])
@@ -167,6 +168,18 @@ def _one_sided(*, mean: float, inputs: int = 64, is_one: bool = False) -> tuple[
         made.add_event(WEIGHTS_OFFSET, layer=infos[i].name, values={"place": i, "mean": mean})
         made.add_event(MATRIX, layer=infos[i].name, values={"weight": i, "inputs": inputs})
     return with_statistic(made.history(), "weight.l2", 0.577 * 64, layers=weights), made.names(weights)
+
+
+def _deviations() -> History:
+    """Return a run of which two tensors in layers of another library are all near -3, and no weights."""
+    made = Synthetic(steps=20)
+    infos = list(made.info.layers)
+    for i in (3, 4):
+        name = infos[i].name.replace("weight", "rho_weight")
+        infos[i] = replace(infos[i], name=name, module_type="LinearReparameterization")
+        made.add_event(WEIGHTS_OFFSET, layer=name, values={"place": i, "mean": -3.0})
+    made.info = replace(made.info, layers=tuple(infos))
+    return with_statistic(made.history(), "weight.l2", 3.0 * 64, layers=(3, 4))
 
 
 def _zeros(*closed: int, reached: int | None = None) -> History:

@@ -64,11 +64,15 @@ def find_custom_matrices(
         if len(known) != 1:  # of two parameters one is the signal, such as learned queries
             continue
         place, param, is_turned = known[0]
-        if param.ndim == 2 and param in index and not layers[index[param]].module_type.startswith(TORCH_MODULES):
+        if param.ndim == 2 and param in index and not _is_weight_of_torch(layers[index[param]]):
             # a product sums over the last dimension of its first factor and the first of its second
             found.setdefault(index[param], param.shape[(place + 1 + is_turned) % 2])
     for i, inputs in sorted(found.items())[:MAX_WEIGHTS]:
         yield MATRIX.observe(layers[i].name, values={"weight": i, "inputs": inputs})
+
+
+def _is_weight_of_torch(layer: LayerInfo) -> bool:
+    return layer.module_type.startswith(TORCH_MODULES) and layer.name.rpartition(".")[2].startswith("weight")
 
 
 def _is_drawn(param: Tensor) -> bool:

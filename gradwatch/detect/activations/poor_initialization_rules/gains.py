@@ -63,7 +63,9 @@ def _fan_in(info: LayerInfo) -> int:
 def _multiplies(infos: tuple[LayerInfo, ...], i: int) -> bool:
     """Return whether a tensor is a weight that multiplies the signal, without a normalization after it."""
     is_weight = len(infos[i].shape) >= 2 and infos[i].module_type.startswith(("Linear", "Conv", *RECURRENT_PREFIXES))
-    return is_weight and not _is_normalised(infos, i)
+    # what no input meets has another name, such as the deviations of a weight that a Bayesian layer draws at each step
+    is_named_so = infos[i].name.rpartition(".")[2].startswith("weight")
+    return is_weight and is_named_so and not _is_normalised(infos, i)
 
 
 def _is_normalised(infos: tuple[LayerInfo, ...], i: int) -> bool:
