@@ -6,7 +6,8 @@
 
 The scripts are listed in `field_trial.yaml`. Each is taken from the source distribution of its project, and is unedited
 but for the replacements listed there: paths, sizes and numbers of epochs. The folder `trial` gets the sources, a
-virtual environment, the run directories, the output, and the table as `table.json` and `table.md`.
+virtual environment, the run directories, the output, and the table as `table.json` and `table.md`. A script that the
+table has is not run again.
 
 The environment sees the packages of the Python that runs this study, which needs torch, torchvision, pandas,
 scikit-learn and gradwatch. The projects are imported from their sources. PyPI must be reachable. `{data}` in a command
@@ -328,6 +329,7 @@ def main() -> None:
     parser.add_argument("--list", type=Path, default=LIST, help="scripts to run")
     parser.add_argument("--only", default="", help="part of the name of a project or script")
     parser.add_argument("--bare", action="store_true", help="run them without gradwatch only")
+    parser.add_argument("--each", type=int, help="number of scripts of each project, the first ones")
     asked = parser.parse_args()
     folder: Path = asked.folder.resolve()
     write_digits(folder / "data")
@@ -337,16 +339,16 @@ def main() -> None:
     python = make_environment(projects, folder)
     for project in projects:
         chosen = {f"{project.label}/{name}": script for name, script in project.scripts.items()}
-        chosen = {name: script for name, script in chosen.items() if asked.only in name}
+        chosen = {name: script for name, script in list(chosen.items())[: asked.each] if asked.only in name}
         if not chosen:
             continue
         root = unpack(project, folder)
         place = Place(folder=folder, root=root, source=root / project.source, python=python)
         for name, script in chosen.items():
             adapt(script, place)
-            if name not in rows:  # delete table.json to repeat the runs without gradwatch
+            if name not in rows:
                 rows[name] = run_bare(name, script, place)
-            if not asked.bare:
+            if rows[name].exit is None and not asked.bare:
                 rows[name] = run_watched(rows[name], script, place)
             print(format_row(rows[name]), flush=True)
             table.write_text(json.dumps([asdict(row) for row in rows.values()], indent=1))
