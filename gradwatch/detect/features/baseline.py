@@ -76,7 +76,8 @@ def is_zero_from_start(history: History) -> bool:
 def chance_losses(history: History) -> Iterator[float]:
     """Yield the chance-level loss of each cross entropy of the run: the log of its number of classes."""
     for event in events_of(history, CHANCE):
-        yield event.values["nat"] * math.log(event.values["classes"])
+        if event.values["classes"] > 1:  # the loss of a single class is always 0
+            yield event.values["nat"] * math.log(event.values["classes"])
 
 
 def baseline_loss(history: History) -> tuple[float, str]:

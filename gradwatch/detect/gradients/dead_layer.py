@@ -26,7 +26,12 @@ from gradwatch.detect.gradients.dead_layer_rules.collapsed_router import (
     used_experts_since,
 )
 from gradwatch.detect.gradients.dead_layer_rules.ended_task import is_ended_task
-from gradwatch.detect.gradients.dead_layer_rules.examples import make_collapsed_router, make_faded, make_routed
+from gradwatch.detect.gradients.dead_layer_rules.examples import (
+    make_collapsed_router,
+    make_faded,
+    make_routed,
+    make_zero_input,
+)
 from gradwatch.detect.gradients.dead_layer_rules.experts import (
     comes_and_goes,
     live_frac_of_siblings,
@@ -34,6 +39,7 @@ from gradwatch.detect.gradients.dead_layer_rules.experts import (
 )
 from gradwatch.detect.gradients.dead_layer_rules.faded import find_faded
 from gradwatch.detect.gradients.dead_layer_rules.frozen import find_frozen
+from gradwatch.detect.gradients.dead_layer_rules.zero_input import find_zero_inputs
 from gradwatch.events import PARAMETERS_JOINED, SIDE_BY_SIDE
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
@@ -86,7 +92,8 @@ class DeadLayer:
     `gone` steps or more, with `tokens` tokens per expert, the same experts got no token, more than `unused` of them. A
     router is a product with a matrix whose largest or gathered outputs weight the outputs of other matrices; names play
     no part. Routers in compiled or checkpointed regions are not seen, nor those that weight experts by a mask or
-    `einsum`.
+    `einsum`. (5) Zero inputs: at each of the newest `steps` steps the weight of a layer had no gradient and its bias
+    had one, after both had one, and so has most of the model none.
 
     Exceptions to the rules: a branch whose gate starts near zero and opens late. An expert that is hardly ever chosen
     comes and goes (info), until it has been away for longer than chance explains (a share of the error budget). The
@@ -151,6 +158,7 @@ class DeadLayer:
             last_ratio=self.faded_last_ratio,
         )
         yield from findings_of(self, history, faded)
+        yield from findings_of(self, history, find_zero_inputs(history, kind=self.kind, steps=self.steps))
         collapsed = find_collapsed_routers(history, steps=self.gone, fraction=self.unused, tokens=self.tokens)
         yield from (self._of_router(history, router) for router in collapsed)
         newest_L = history.param.newest("grad.l2")
@@ -256,6 +264,8 @@ class DeadLayer:
         task = Synthetic(steps=120).dead(11, onset=57)
         task.add_event(PARAMETERS_JOINED, step=60, values={"tensors": 2, "since": 50})
         yield Example("a head for the next task joins: for information", task.history(), task.names(11))
+        closed = make_zero_input()
+        yield Example("dropout that rises to 1, before the last layer", closed.history(), closed.names(10))
         hinge = Synthetic(steps=120)
         hinge.grad_l2_TL[60:] = 0
         yield Example("the loss is zero, and with it every gradient", hinge.history())

@@ -1,4 +1,4 @@
-"""Make runs with a collapsing router or a skipped layer, as examples for `dead_layer`."""
+"""Make runs with a collapsing router, a skipped layer or a zero input, as examples for `dead_layer`."""
 
 from __future__ import annotations
 
@@ -31,3 +31,12 @@ def make_routed(*, unused: int, onset: int = 60, end: int | None = None, tokens:
     """Return a run of 140 steps with a router `gate`, which sends no token to some of its 64 experts for some steps."""
     made = Synthetic(steps=140, activations=3)
     return made.routed(1, unused=unused, tokens=tokens, onset=onset, end=end)
+
+
+def make_zero_input() -> Synthetic:
+    """Return a run of 120 steps in which only the bias of the last layer has a gradient, from step 60 on."""
+    made = Synthetic(steps=120).dead(range(11), onset=60)
+    *others, last = made.info.layers
+    bias = replace(last, name="layers.10.bias", module="layers.10", shape=(64,))
+    made.info = replace(made.info, layers=(*others, bias))
+    return made
