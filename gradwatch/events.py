@@ -419,22 +419,19 @@ TENSOR_HELD = EventKind(
 UNPAIRED = EventKind(
     name="outputs-unpaired",
     meaning="Predictions fit the targets of other samples as well as their own targets.",
-    values={
-        "explained": "fraction of the loss of the best constant",
-        "other terms": "1 if the targets are the inputs and the loss has other terms, such as a divergence",
-    },
+    values={"explained": "fraction of the loss of the best constant"},
     text="predictions fit other samples as well as their own",
 )
 UNCLEAR = EventKind(
     name="outputs-unclear",
     meaning="Predictions do not fit their own targets yet, and so few samples would not show a slow start.",
-    values={"explained": UNPAIRED.values["explained"]},
+    values=UNPAIRED.values,
     text="predictions do not fit yet, which says little after so few samples",
 )
 PAIRED = EventKind(
     name="outputs-paired",
     meaning="Predictions fit their own targets, though not well yet.",
-    values={"explained": UNPAIRED.values["explained"]},
+    values=UNPAIRED.values,
     text="predictions fit",
 )
 TARGETS_VISIBLE = EventKind(

@@ -939,7 +939,7 @@ CAUSES: tuple[Cause, ...] = (
         name="loss does not depend on the inputs as intended",
         leads={"loss-plateau": 3},
         explains={"oscillating-gradient": 1.5, "vanishing-gradient": 1.2},
-        excludes=frozenset({Condition.BROADCAST, Condition.COLLAPSED_CODE}),
+        excludes=frozenset({Condition.BROADCAST}),
         because=(
             "Nothing else explains the plateau. Usual reasons: shapes that broadcast, labels that belong to other "
             "inputs."
@@ -950,28 +950,6 @@ CAUSES: tuple[Cause, ...] = (
         ),
         remedies=("check_shapes",),
         source="Karpathy 2019, https://karpathy.github.io/2019/04/25/recipe/",
-    ),
-    Cause(
-        id="collapsed-code",
-        name="a divergence or penalty that outweighs the reconstruction (posterior collapse)",
-        leads={"loss-plateau": 12},
-        explains={
-            "dead-layer": 2,
-            "dead-relu": 2,
-            "rising-sparsity": 2,
-            "vanishing-gradient": 2,
-            "layer-imbalance": 2,
-            "oscillating-gradient": 1.5,
-        },
-        requires=frozenset({Condition.COLLAPSED_CODE}),
-        because=(
-            "The code costs more than it saves, or the decoder ignores it: every input then has the same code, and "
-            "every reconstruction is the same."
-        ),
-        confirm="Remove the divergence from the loss: the reconstructions of different inputs must become different.",
-        remedies=("weigh_divergence",),
-        source="Bowman et al. 2016, https://arxiv.org/abs/1511.06349, sec. 3.1; "
-        "Lucas et al. 2019, https://arxiv.org/abs/1911.02469",
     ),
     Cause(
         id="unaveraged-gradients",

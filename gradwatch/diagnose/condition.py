@@ -193,9 +193,6 @@ class Condition(enum.Enum):
     SOFTMAX_OVER_BATCH = enum.auto()
     """The autograd graph contains a softmax over the batch dimension."""
 
-    COLLAPSED_CODE = enum.auto()
-    """Reconstructions fit other inputs as well as their own, and the loss has other terms."""
-
     SEVERAL_HEADS = enum.auto()
     """The autograd graph shows several output heads."""
 

@@ -26,13 +26,11 @@ from gradwatch.events import (
     CONSTANT_SOFTMAX,
     HEADS,
     LOG_OF_SOFTMAX,
-    PAIRED,
     RANK_LOSS_NONFINITE,
     SEQUENCE_AXIS,
     SINGULAR,
     SOFTMAX_OVER_BATCH,
     TARGETS_AHEAD,
-    UNPAIRED,
     UNREGISTERED,
 )
 from gradwatch.history.store import History
@@ -199,7 +197,6 @@ def _of_norms(history: History, leading: Finding) -> dict[Condition, bool]:
 
 def _of_events(history: History, leading: Finding) -> dict[Condition, bool]:
     kinds = {event.kind for event in history.events if event.step <= leading.step}
-    fits = [e for e in history.events if e.kind in (UNPAIRED.name, PAIRED.name) and e.step <= leading.step]
     return {
         Condition.BROADCAST: BROADCAST.name in kinds,
         Condition.SEQUENCE_AXIS: SEQUENCE_AXIS.name in kinds,
@@ -207,7 +204,6 @@ def _of_events(history: History, leading: Finding) -> dict[Condition, bool]:
         Condition.SINGULAR_FORMULA: bool(kinds & {SINGULAR.name, LOG_OF_SOFTMAX.name}),
         Condition.CONSTANT_OUTPUT: CONSTANT_SOFTMAX.name in kinds,
         Condition.SOFTMAX_OVER_BATCH: SOFTMAX_OVER_BATCH.name in kinds,
-        Condition.COLLAPSED_CODE: bool(fits) and fits[-1].values.get("other terms") == 1,
         Condition.SEVERAL_HEADS: HEADS.name in kinds,
         Condition.UNREGISTERED: UNREGISTERED.name in kinds,
         # `mode-` events name a module in the wrong mode

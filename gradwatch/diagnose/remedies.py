@@ -250,10 +250,6 @@ KNOWN: dict[str, Build] = {
         "keep {where} in nn.ModuleList, nn.ModuleDict or nn.ParameterList before the optimizer is built"
     ),
     "balance_tasks": _either("normalize the targets, or weight the losses so that {where} does not dominate"),
-    "weigh_divergence": _either(
-        "sum the error over the values of a sample if the divergence is summed, or raise the weight of the divergence "
-        "from 0"
-    ),
     "over_classes": _either("apply the softmax over the classes: dim=1"),
     "master_weights": _either("keep the weights of {where} in float32, and use autocast for the forward pass"),
     "small_embeddings": _either("initialize {where} with a standard deviation of 0.02 to 0.1", own_code.embedding_code),

@@ -192,31 +192,6 @@ class Heads(nn.Module):
         return self.near(x), self.far(x)
 
 
-class Autoencoder(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.encoder, self.decoder = (
-            mlp(depth=1, act=nn.Tanh, outputs=8),
-            mlp(depth=1, act=nn.Tanh, inputs=4, outputs=8),
-        )
-
-    def forward(self, x):
-        mean, log_var = self.encoder(x).chunk(2, 1)
-        return self.decoder(mean + (0.5 * log_var).exp() * torch.randn_like(mean)), mean, log_var
-
-
-def factors(step, fixed):
-    x = 1 + torch.randn(64, 2) @ torch.ones(2, 8).triu()
-    return x, x
-
-
-def divergence_and_error(model, x, y, fixed):
-    output, mean, log_var = model(x)
-    divergence = 0.5 * (mean**2 + log_var.exp() - log_var - 1).sum()
-    error = (output - x).square()
-    return (error.sum() + divergence) / len(x) if fixed else error.mean() + divergence
-
-
 def tasks(model, x, y, fixed):
     near, far = model(x)
     target = x.sum(1, keepdim=True)
@@ -494,16 +469,6 @@ LOOPS = {
         cause="unregistered-layers",
         remedy="register",
         model=Unregistered,
-    ),
-    "collapsed-code": Loop(
-        kind="loss-plateau",
-        cause="collapsed-code",
-        remedy="weigh_divergence",
-        model=lambda _: Autoencoder(),
-        optimizer=adam(1e-2),
-        batch=factors,
-        loss=divergence_and_error,
-        steps=200,
     ),
     "tasks": Loop(
         kind="layer-imbalance",

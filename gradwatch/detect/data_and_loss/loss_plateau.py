@@ -79,12 +79,11 @@ class LossPlateau:
     noise of the losses must be too small to hide a fall by `hidden_fall`, and predictions must not fit their own
     targets, as far as that can be measured. (3) A loss stands like that after a fall, while predictions fit other
     samples of the batch as well as their own. Only what a constant can learn fell: the mean of the targets, or the
-    shares of the classes. Reconstructions of the inputs are compared with other inputs, per value, whatever else is in
-    the loss: a code that a divergence has collapsed shows so. There must be enough samples to show a slow start. If a
-    batch reads a third of the rows of an embedding, a third of the steps count. (4) Every loss since the first step is
-    exactly 0. (5) Different batches have the same loss, with more than `constant_left` of the first one left: all
-    outputs have collapsed to one point. The loss of a triplet then stays at its margin. (6) Half of the weight matrices
-    have shrunk to `shrunk` of their first norms, and the loss has not fallen: a decay outweighs the gradient.
+    shares of the classes. There must be enough samples to show a slow start. If a batch reads a third of the rows of an
+    embedding, a third of the steps count. (4) Every loss since the first step is exactly 0. (5) Different batches have
+    the same loss, with more than `constant_left` of the first one left: all outputs have collapsed to one point. The
+    loss of a triplet then stays at its margin. (6) Half of the weight matrices have shrunk to `shrunk` of their first
+    norms, and the loss has not fallen: a decay outweighs the gradient.
 
     Exceptions to the rules: a loss that does not measure success; tasks that are learned in a sudden transition after a
     long plateau (CTC, arithmetic). The loss of several optimizers, or of a model behind another learner, is taken for
@@ -93,8 +92,7 @@ class LossPlateau:
 
     Source: Karpathy 2019, "A recipe for training neural networks", https://karpathy.github.io/2019/04/25/recipe/; Wald
     1945, "Sequential tests of statistical hypotheses", https://doi.org/10.1214/aoms/1177731118; Hermans et al. 2017,
-    https://arxiv.org/abs/1703.07737, sec. 3.2, on triplet losses that stay at their margin; Lucas et al. 2019,
-    https://arxiv.org/abs/1911.02469, on codes that collapse.
+    https://arxiv.org/abs/1703.07737, sec. 3.2, on triplet losses that stay at their margin.
 
     Args:
         every: Steps between two calls. 10: the graph shows (1) at once, and the rest is slow.

@@ -1,6 +1,6 @@
 """Match a gradient with a loss function: its form reveals the targets, and how well predictions fit them."""
 
-# N = samples (positions, if each sample has several), C = classes, V = values of a sample
+# N = samples (positions, if each sample has several), C = classes
 
 from __future__ import annotations
 
@@ -15,9 +15,6 @@ MIN_SAMPLES = 8
 
 MAX_GRADIENT_ERROR = 0.01
 """Maximum relative error of a gradient that matches a loss function: bfloat16 has 0.004."""
-
-MIN_PROBABILITY = 1e-7
-"""Minimum distance of a probability to 0 and 1: float32 rounds what is nearer to 1."""
 
 Floats = NDArray[np.float64]
 
@@ -78,55 +75,11 @@ def of_squares(scores: Floats, gradient: Floats, loss: float) -> PairingGain | N
     return PairingGain(_covariance(targets, targets)[0], *_covariance(2 * scores, targets))
 
 
-class Reconstruction(NamedTuple):
-    """Gain of predictions of the inputs, and the error of these predictions in the loss."""
-
-    gain: PairingGain
-    error: float
-
-
-def of_inputs(scores: Floats, gradient: Floats, inputs: Floats) -> Reconstruction | None:
-    """Match a squared error, or a binary cross entropy, with the inputs as targets, whatever else is in the loss.
-
-    Positions of maps and sequences are not pooled: a decoder that ignores its code still learns the mean picture.
-    """
-    scores_NV, gradient_NV, inputs_NV = (t.reshape(len(t), -1) for t in (scores, gradient, inputs))
-    if _is_multiple(gradient_NV, scores_NV - inputs_NV):
-        constant = _covariance(inputs_NV, inputs_NV)[0]
-        error = _factor(gradient_NV, scores_NV - inputs_NV) * dot(scores_NV - inputs_NV, scores_NV - inputs_NV) / 2
-        return Reconstruction(PairingGain(constant, *_covariance(2 * scores_NV, inputs_NV)), float(error))
-    if not (inputs_NV.min() >= 0 and inputs_NV.max() <= 1):
-        return None
-    expected_NV = 1 / (1 + np.exp(-scores_NV)) - inputs_NV
-    if not _is_multiple(gradient_NV, expected_NV):
-        if not (scores_NV.min() >= 0 and scores_NV.max() <= 1):
-            return None
-        probabilities_NV = scores_NV.clip(MIN_PROBABILITY, 1 - MIN_PROBABILITY)
-        expected_NV = (scores_NV - inputs_NV) / (probabilities_NV * (1 - probabilities_NV))
-        if not _is_multiple(gradient_NV, expected_NV):
-            return None
-        scores_NV = np.log(probabilities_NV / (1 - probabilities_NV))
-    # no prediction is better than the entropy of gray values themselves
-    entropies = _binary_entropy(inputs_NV.mean(0)).sum() - _binary_entropy(inputs_NV).sum(1).mean()
-    error = _factor(gradient_NV, expected_NV) * (np.logaddexp(0, scores_NV) - scores_NV * inputs_NV).sum()
-    return Reconstruction(PairingGain(float(entropies), *_covariance(scores_NV, inputs_NV)), float(error))
-
-
-def _binary_entropy(probabilities: Floats) -> Floats:
-    both = np.stack([probabilities, 1 - probabilities])
-    entropies: Floats = -(both * np.log(np.maximum(both, np.finfo(np.float64).tiny))).sum(0)
-    return entropies
-
-
 def _is_multiple(gradient: Floats, expected: Floats) -> bool:
     """Return whether a gradient is a positive multiple of the expected one."""
-    factor = _factor(gradient, expected)
+    factor = dot(gradient, expected) / dot(expected, expected)
     rest = gradient - factor * expected
     return bool(factor > 0 and dot(rest, rest) < MAX_GRADIENT_ERROR**2 * dot(gradient, gradient))
-
-
-def _factor(gradient: Floats, expected: Floats) -> np.float64:
-    return dot(gradient, expected) / dot(expected, expected)
 
 
 def dot(a: Floats, b: Floats) -> np.float64:

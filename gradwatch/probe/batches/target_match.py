@@ -21,7 +21,6 @@ from gradwatch.probe.batches.loss_forms import (
     PairingGain,
     dot,
     of_classes,
-    of_inputs,
     of_labels,
     of_squares,
 )
@@ -57,18 +56,12 @@ WINDOWS_AHEAD = 4
 MAX_CALLS = 8
 """Maximum number of forward calls of a step: with more, the loop runs over something other than samples."""
 
-MAX_INPUTS = 2
-"""Maximum number of inputs that are compared with an output."""
-
 MAX_VALUES = 65536
 """Maximum number of values to read of one call: of the leading samples, and if 8 samples have more, of some positions
 in each."""
 
 MAX_CHANGES = 8
 """Maximum number of events of one run."""
-
-MIN_OTHER_TERMS = 1e-4
-"""Minimum fraction of the loss that is not its reconstruction error, if the loss has other terms: float32 has 1e-6."""
 
 
 class Explained(NamedTuple):
@@ -154,12 +147,11 @@ class FitState:
         self._changes, self._misses = state["changes"], state["misses"]
         self._sampled = state.get("sampled", len(self._gains))
 
-    def add(self, gain: PairingGain | None, *, is_regularized: bool = False) -> Observation | None:
+    def add(self, gain: PairingGain | None) -> Observation | None:
         """Add a sampled step, and return an observation if it changes whether predictions fit.
 
         Args:
             gain: Gain of the step, or None if its loss has another form.
-            is_regularized: Whether the targets are the inputs and the loss has other terms.
         """
         if gain is None:
             # tolerated as long as they are not a window more than the steps that matched
@@ -179,10 +171,7 @@ class FitState:
             return None
         self._changes += 1
         self.is_over |= self._changes == MAX_CHANGES
-        values = {"explained": share}
-        if is_regularized and self._judgment is UNPAIRED:
-            values["other terms"] = 1.0
-        return self._judgment.observe(values=values)
+        return self._judgment.observe(values={"explained": share})
 
     def _judge(self, gains: list[PairingGain], share: float) -> EventKind:
         """Return whether predictions fit. Without evidence for or against it, the judgment stays the same."""
@@ -211,16 +200,12 @@ class OutputCall(NamedTuple):
     """A forward call with an output that has received its gradient.
 
     Args:
-        number: Number of the call in its step, from 1.
-        inputs: Values of each input that the output may reconstruct, at the places of the first part.
         size: Elements of the output.
         slices: Parts of the output that were read.
         scores: Values of each part.
         gradients: Gradient of each part.
     """
 
-    number: int
-    inputs: list[Tensor]
     size: int
     slices: list[OutputSlice]
     scores: list[Tensor]
@@ -235,9 +220,6 @@ class TargetMatch:
     difference. So the probe knows the targets without asking for them. If a model has learned only the mean of the
     targets, a prediction fits any other sample as well as its own. Losses of another form are ignored, and so are
     outputs on a GPU, since reading them would wait.
-
-    The targets of an autoencoder are its inputs. So an output is known to be the reconstruction even among several
-    outputs, and in a loss with other terms, such as the divergence of a variational autoencoder.
     """
 
     part: ClassVar[str] = "the match of outputs and targets"
@@ -246,7 +228,6 @@ class TargetMatch:
         self._handles: list[RemovableHandle] = []
         self._read: list[OutputCall] = []
         self._calls = 0
-        self._has_single_outputs = True
         self._fit = FitState()
 
     @property
@@ -263,7 +244,6 @@ class TargetMatch:
         remove_hooks(self._handles)
         self._read = []
         self._calls = 0
-        self._has_single_outputs = True
 
     def state(self) -> dict[str, Any]:
         """Return plain data that `restore` reads back."""
@@ -273,26 +253,15 @@ class TargetMatch:
         """Continue from the result of `state`."""
         self._fit.restore(state)
 
-    def watch(self, output: Any, inputs: Any = (), /) -> None:
-        """Hook the output of a model, to read its gradient in the next backward pass.
-
-        Args:
-            output: Output of a forward call.
-            inputs: Inputs of the same call.
-        """
-        found = {id(t): t for t in tensors_of(output) if t.requires_grad and t.is_floating_point()}
+    def watch(self, output: Any, _inputs: Any = (), /) -> None:
+        """Hook the output of a model, to read its gradient in the next backward pass."""
+        found = list({id(t): t for t in tensors_of(output) if t.requires_grad and t.is_floating_point()}.values())
         self._calls += 1
-        self._has_single_outputs &= len(found) == 1
-        if self.is_over or self._calls > MAX_CALLS:
+        if len(found) != 1 or self.is_over or self._calls > MAX_CALLS:  # of several outputs, any may be the prediction
             return
-        for scores in found.values():
-            if not scores.is_cpu or not scores.ndim or len(scores) < MIN_SAMPLES:
-                continue
-            targets = _inputs_like(scores, inputs)
-            # of several outputs, any may be the prediction, unless it is a reconstruction
-            if targets or len(found) == 1:
-                hook = _OutputHook(self._read, self._calls, targets, scores.detach())
-                self._handles.append(scores.register_hook(inert_hook(hook)))
+        (scores,) = found
+        if scores.is_cpu and scores.ndim and len(scores) >= MIN_SAMPLES:
+            self._handles.append(scores.register_hook(inert_hook(_OutputHook(self._read, scores.detach()))))
 
     def find(self, loss: Any = None, /) -> Iterator[Observation]:
         """Yield an observation, after a backward pass, if predictions ceased to fit their targets, or fit again.
@@ -304,51 +273,29 @@ class TargetMatch:
             return
         number = to_float(loss.detach()) if isinstance(loss, Tensor) and loss.numel() == 1 else loss
         value = float(number) if isinstance(number, (float, int)) else math.nan
-        gain, is_regularized = self._match(value) if self._read and self._calls <= MAX_CALLS else (None, False)
-        self.clear()
-        if observation := self._fit.add(gain, is_regularized=is_regularized):
-            yield observation
-
-    def _match(self, loss: float) -> tuple[PairingGain | None, bool]:
-        """Return the gain of the step, and whether it is the gain of reconstructions in a loss with other terms."""
-        # scores that are not probabilities overflow
+        # a call without a gradient does not belong to the loss; scores that are not probabilities overflow
         with np.errstate(all="ignore"):
-            if reconstruction := _reconstruction(self._read, loss, is_alone=self._has_single_outputs):
-                return reconstruction
-            # a call without a gradient does not belong to the loss
-            is_complete = self._has_single_outputs and len(self._read) == self._calls
-            return _gain(self._read, loss) if is_complete else None, False
+            gain = _gain(self._read, value) if 0 < len(self._read) == self._calls <= MAX_CALLS else None
+        self.clear()
+        if observation := self._fit.add(gain):
+            yield observation
 
 
 @final
 class _OutputHook:
     """Hook of an output that keeps its gradient."""
 
-    def __init__(self, read: list[OutputCall], number: int, inputs: Sequence[Tensor], scores: Tensor) -> None:
-        self._read, self._number = read, number
+    def __init__(self, read: list[OutputCall], scores: Tensor) -> None:
+        self._read = read
         self._slices = slices_of(scores.shape)
-        # clones: the loop may change inputs and output in place, and a view would keep all of it
+        # clones: the loop may change the output in place, and a view would keep all of it
         self._scores = [scores[part.place].clone() for part in self._slices]
-        self._inputs = [_part_like(scores, own, self._slices[0].place).clone() for own in inputs]
 
     def __call__(self, gradient: Tensor) -> None:
         if not has_plain_values(gradient):  # of many backward passes at once
             return
         gradients = [gradient.detach()[part.place].clone() for part in self._slices]
-        size = gradient.numel()
-        self._read.append(OutputCall(self._number, self._inputs, size, self._slices, self._scores, gradients))
-
-
-def _inputs_like(scores: Tensor, inputs: Any) -> list[Tensor]:
-    """Return the inputs that an output may reconstruct: of other tensors of as many samples with as many values."""
-    given = [t.detach() for t in tensors_of(inputs) if t.is_cpu and t.is_floating_point() and not t.requires_grad]
-    return [t for t in given if t.ndim and len(t) == len(scores) and t.numel() == scores.numel()][:MAX_INPUTS]
-
-
-def _part_like(scores: Tensor, own: Tensor, place: tuple[slice, ...]) -> Tensor:
-    """Return the part of an input at a place of the output, which may have another shape of a sample."""
-    leading = own[place[0]]  # first, since a new shape may need a copy
-    return leading.reshape(len(leading), *scores.shape[1:])[(slice(None), *place[1:])]
+        self._read.append(OutputCall(gradient.numel(), self._slices, self._scores, gradients))
 
 
 def slices_of(shape: Sequence[int]) -> list[OutputSlice]:
@@ -374,35 +321,6 @@ def _spread(shape: Sequence[int], samples: int, whole: int) -> tuple[slice, ...]
         place[d] = slice(every // 2, every // 2 + every * (number - 1) + 1, every)
         budget //= number  # a short dimension leaves its share to the others
     return tuple(place)
-
-
-def _reconstruction(read: list[OutputCall], loss: float, *, is_alone: bool) -> tuple[PairingGain, bool] | None:
-    """Return the gain of the reconstructions of a step, if there are any, and whether the loss has other terms.
-
-    Args:
-        read: Outputs with their gradients.
-        loss: Loss of the step, or nan.
-        is_alone: Whether no call has further outputs: if only a part was read, they stand for other terms.
-    """
-    targets: dict[int, tuple[OutputCall, Tensor]] = {}
-    for call in read:
-        scores, gradient = _doubles(call.scores[0]), _doubles(call.gradients[0])
-        own = next((t for t in call.inputs if of_inputs(scores, gradient, _doubles(t))), None)
-        if own is None:
-            continue
-        if call.number in targets:  # of several outputs, any may be the prediction
-            return None
-        targets[call.number] = call, own
-    calls = [call for call, _ in targets.values()]
-    if not calls or any(_shapes(call) != _shapes(calls[0]) for call in calls):
-        return None
-    inputs = np.concatenate([_doubles(own).reshape(len(own), -1) for _, own in targets.values()])
-    found = of_inputs(*_concatenate(calls, 0), inputs)
-    if found is None:  # the calls have different losses
-        return None
-    if math.isfinite(loss) and sum(call.size for call in calls) == inputs.size:
-        return found.gain, abs(loss - found.error) > MIN_OTHER_TERMS * abs(loss)
-    return found.gain, not is_alone
 
 
 def _gain(read: list[OutputCall], loss: float) -> PairingGain | None:

@@ -150,57 +150,6 @@ def test_real_and_made_up_samples_in_two_calls_are_taken_together():
     assert found == []
 
 
-def told_of_reconstructions(knowledge, error_of, *, weight=0.1, noise=0.0, shape=(64, 12), given=None):
-    """Return the observations of steps whose model returns a reconstruction, a mean and a log-variance."""
-    match, found = TargetMatch(), []
-    torch.manual_seed(0)
-    for _ in range(2 * WINDOW_SAMPLES):
-        inputs = torch.rand(shape)
-        scores = (0.3 * torch.rand(shape) + knowledge * inputs).clamp(0.01, 0.99).requires_grad_()
-        mean, log_var = torch.randn(2, len(inputs), 3, requires_grad=True)
-        match.watch((scores, mean, log_var), (inputs.view(given) if given else inputs,))
-        loss = (
-            error_of(scores, inputs + noise * torch.randn(shape)) + weight * (mean**2 + log_var.exp() - log_var).sum()
-        )
-        inputs.zero_()  # as a loop does that reuses its memory
-        loss.backward()
-        found += match.find(loss)
-    return found
-
-
-ERRORS = [F.mse_loss, F.binary_cross_entropy, F.binary_cross_entropy_with_logits]
-
-
-@pytest.mark.parametrize("error_of", ERRORS)
-@pytest.mark.parametrize("shape", [(64, 12), (8, 3, 64, 64)], ids=str)
-def test_reconstructions_that_know_nothing_of_their_inputs_are_told_among_other_outputs(error_of, shape):
-    (told,) = told_of_reconstructions(0.0, error_of, shape=shape)
-
-    assert told.kind == "outputs-unpaired"
-    assert told.values["other terms"] == 1
-
-
-@pytest.mark.parametrize("error_of", ERRORS)
-def test_reconstructions_that_know_a_little_are_not(error_of):
-    kinds = [told.kind for told in told_of_reconstructions(0.6, error_of)]
-
-    assert kinds in ([], ["outputs-paired"])
-
-
-def test_reconstructions_may_have_another_shape_than_the_inputs():
-    assert [told.kind for told in told_of_reconstructions(0.0, F.mse_loss, given=(64, 1, 3, 4))] == ["outputs-unpaired"]
-
-
-def test_an_error_alone_has_no_other_terms():
-    (told,) = told_of_reconstructions(0.0, F.mse_loss, weight=0.0)
-
-    assert "other terms" not in told.values
-
-
-def test_outputs_with_other_targets_than_the_inputs_say_nothing():
-    assert told_of_reconstructions(0.0, F.mse_loss, noise=0.3) == []
-
-
 @pytest.mark.parametrize("reader", [TargetMatch, lambda: RecurrenceProbe(nn.Linear(3, C))])
 def test_what_reads_gradients_leaves_them_and_goes_with_the_step(reader):
     model, inputs = nn.Linear(3, C), torch.randn(N, 3)
