@@ -246,12 +246,13 @@ def run(script: Script, place: Place, *, before: Sequence[str], log: Path) -> tu
             stdout=output,
             stderr=output,
             stdin=subprocess.DEVNULL,
+            start_new_session=True,  # a signal reaches the script behind its launcher, too
         )
         for wait_s, number in ((script.seconds, signal.SIGINT), (GRACE_S, signal.SIGKILL)):
             try:
                 process.wait(wait_s)
             except subprocess.TimeoutExpired:
-                process.send_signal(number)
+                os.killpg(process.pid, number)
         code, end = process.wait(), os.times()
     used = (end.children_user, end.children_system), (start.children_user, start.children_system)
     return code, sum(used[0]) - sum(used[1])

@@ -134,7 +134,7 @@ class ModelStructure:
         matrices: The weight matrices.
         rate_weights: The weights that a learning rate is chosen for.
         chain: The modules with a weight matrix in the order of the gradient.
-        is_trainable_L: Whether a tensor required a gradient when the monitor attached.
+        is_trainable_L: Whether a tensor has elements and required a gradient when the monitor attached.
         num_trainable: Number of tensors that required a gradient then.
         rms_scale_L: Root of the number of elements: an L2 norm divided by it is a root mean square.
         is_per_unit_L: Whether a tensor has one element per unit: biases, and weights of modules without a bias.
@@ -158,7 +158,8 @@ class ModelStructure:
     def of(cls, layers: tuple[LayerInfo, ...]) -> Self:
         """Derive the structure of a model from its parameters."""
         matrices = Matrices.of(layers)
-        is_trainable_L = np.array([layer.trainable for layer in layers], np.bool_)
+        # a tensor without elements has nothing to train
+        is_trainable_L = np.array([layer.trainable and 0 not in layer.shape for layer in layers], np.bool_)
         embeddings = [i for i, layer in enumerate(layers) if layer.trainable and layer.module_type in LOOKUP_MODULES]
         # a model without matrices, such as a factorization, learns by its embeddings
         rated = matrices.indices_M.tolist() or embeddings

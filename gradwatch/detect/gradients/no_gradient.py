@@ -185,6 +185,12 @@ class NoGradient:
         frozen.info = replace(frozen.info, layers=layers)
         yield Example("all adapters of a frozen model get none", *_make_adapted())
         yield Example("a layer is frozen on purpose", frozen.history())
+        hollow = Synthetic(steps=40).no_gradient(3)
+        layers = tuple(
+            replace(layer, shape=(1, 0) if i == 3 else layer.shape) for i, layer in enumerate(hollow.info.layers)
+        )
+        hollow.info = replace(hollow.info, layers=layers)
+        yield Example("a parameter without elements", hollow.history())
         yield Example("a second model is trained after the first", _make_second(starts=30))
         severed = _make_second(starts=20, is_cut=True)
         yield Example("a layer of the second model is cut off", severed, ("layers.11.weight",))
