@@ -92,8 +92,8 @@ class DeadLayer:
     `gone` steps or more, with `tokens` tokens per expert, the same experts got no token, more than `unused` of them. A
     router is a product with a matrix whose largest or gathered outputs weight the outputs of other matrices; names play
     no part. Routers in compiled or checkpointed regions are not seen, nor those that weight experts by a mask or
-    `einsum`. (5) Zero inputs: at each of the newest `steps` steps the weight of a layer had no gradient and its bias
-    had one, after both had one, and so has most of the model none.
+    `einsum`. (5) Zero inputs: at each of the newest `steps` steps, the bias of a layer has a gradient, and its weight
+    has none, although it had one before. Nor has most of the model.
 
     Exceptions to the rules: a branch whose gate starts near zero and opens late. An expert that is hardly ever chosen
     comes and goes (info), until it has been away for longer than chance explains (a share of the error budget). The
