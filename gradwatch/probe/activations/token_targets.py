@@ -19,8 +19,8 @@ from gradwatch.probe.inert_hook import inert_hook, remove_hooks
 from gradwatch.probe.nested import has_plain_values, tensors_of
 from gradwatch.probe.parameters import Models, named_modules
 
-MAX_READS = 2
-"""Sampled steps to read: labels and masks of a loop have the same form at each step."""
+MAX_READS = 4
+"""Sampled steps to read: labels and masks of a loop have the same form at each step, and most models have no tokens."""
 
 MIN_LABELS = 64
 """Minimum number of labels to compare with tokens: if there are two tokens, chance matches all once in 1e19 times."""
@@ -92,6 +92,7 @@ class TokenTargets:
         self._lookups: list[Lookup] = []
         self._labels: list[Tensor] = []
         self._calls = self._reads = 0
+        self._has_output = False
         self._since: int | None = None
         self.is_over = False
 
@@ -104,7 +105,7 @@ class TokenTargets:
         """Drop the data and the hooks of the step before."""
         remove_hooks(self._handles)
         self._lookups, self._labels = [], []
-        self._calls = 0
+        self._calls, self._has_output = 0, False
 
     def state(self) -> dict[str, Any]:
         """Return plain data that `restore` reads back."""
@@ -120,6 +121,7 @@ class TokenTargets:
         Args:
             output: Output of a forward call.
         """
+        self._has_output = True
         outputs = [t for t in tensors_of(output) if t.is_cpu and t.is_floating_point() and t.grad_fn is not None]
         if self.is_over or self._calls == MAX_CALLS or not outputs:
             return
@@ -140,11 +142,9 @@ class TokenTargets:
     def find(self, _loss: Any = None, /) -> Iterator[Observation]:
         """Yield an observation, after a backward pass, if the model sees its labels, or they are too far ahead."""
         lookups, all_labels = self._lookups, self._labels
+        self._reads += self._has_output
+        self.is_over |= self._reads >= MAX_READS
         self.clear()
-        if not lookups or not all_labels:
-            return
-        self._reads += 1
-        self.is_over = self._reads == MAX_READS
         pairs = [(lookup, shift_of(labels, lookup.tokens_BT)) for lookup in lookups for labels in all_labels]
         shifts = {shift.positions: shift for _, shift in pairs if shift}
         layers = [lookup.layer for lookup, shift in pairs if shift and shift.positions == 1 and lookup.layer]
@@ -160,7 +160,7 @@ class TokenTargets:
     def _find_lookups(self, graph: Graph) -> Iterator[Lookup]:
         for node in graph.of("Embedding"):
             tokens = saved_tensor(node, "indices", self._since)
-            # all sequences have the same numbers of positions
+            # a lookup of positions is the same in all sequences
             if tokens is not None and tokens.ndim == 2 and not bool((tokens == tokens[:1]).all()):
                 yield Lookup(tokens, self._layer_that_sees_next(graph, node, positions=tokens.shape[1]))
 

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gradwatch
 from gradwatch.events import TARGETS_AHEAD, TARGETS_VISIBLE
-from gradwatch.probe.activations.token_targets import shift_of
+from gradwatch.probe.activations.token_targets import MAX_READS, TokenTargets, shift_of
 
 B, T, V, WIDTH, H = 8, 24, 30, 32, 4
 
@@ -215,6 +215,16 @@ def test_a_checkpointed_region_is_not_computed_again():
     mix = Checkpointed()
     events_of(Model(mix))
     assert mix.calls == 4, "two steps, each with a forward pass and one of the backward pass"
+
+
+def test_a_model_without_tokens_is_read_at_a_few_steps_only():
+    model, reader = nn.Linear(4, 3), TokenTargets(nn.Linear(4, 3))
+    for _ in range(MAX_READS):
+        assert not reader.is_over
+        reader.begin()
+        reader.watch(model(torch.randn(8, 4)))
+        assert not [*reader.find()]
+    assert reader.is_over
 
 
 def test_labels_are_compared_in_their_places():
