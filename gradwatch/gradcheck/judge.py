@@ -207,10 +207,10 @@ class Judge:
         self.is_second = True
         try:
             self.step.gradients()
-            self.step.surroundings.remember()
+            self.step.remember()
             self.step.gradients()
         except RuntimeError:  # an attribute holds a graph, which is freed by now
-            self.step.surroundings.forget()
+            self.step.forget()
 
     def _near(self, home: Examined) -> Examined | None:
         """Return the comparison at a point nearby; None for given gradients, which hold at one point."""

@@ -15,10 +15,10 @@ from gradwatch.autowatch.search import params_of
 from gradwatch.errors import GradwatchError, did_you_mean
 from gradwatch.gradcheck.audit.case import AuditedStep, named_tensors
 from gradwatch.gradcheck.audit.judging import judged
-from gradwatch.gradcheck.audit.live_state import LiveState
 from gradwatch.gradcheck.audit.recorder import EventRecorder
 from gradwatch.gradcheck.audit.result import StepAudit
 from gradwatch.gradcheck.audit.windows import windows
+from gradwatch.gradcheck.stepping.reached_state import ReachedState
 from gradwatch.gradcheck.stepping.step import eager
 from gradwatch.mistakes import IN_STEPS
 
@@ -70,7 +70,7 @@ def run_audit(
 ) -> StepAudit:
     """Audit a step that reaches further objects with a state, which its closure does not show; see `audit_step`."""
     check_allowed(allow)
-    state = LiveState(step, model, optimizer, batch, *reached)
+    state = ReachedState(step, model, optimizer, batch, *reached)
     try:
         with warnings.catch_warnings(), eager():
             warnings.simplefilter("ignore")
@@ -110,7 +110,7 @@ class _Audit:
         *,
         model: nn.Module,
         optimizer: Optimizer,
-        state: LiveState,
+        state: ReachedState,
     ) -> None:
         self._step, self._batch, self._state = step, batch, state
         self._model, self._optimizer = model, optimizer

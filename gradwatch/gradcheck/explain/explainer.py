@@ -106,7 +106,7 @@ class Explainer:
                 reason = f"the forward of {function.__name__} is a step function; `deliberate = True` says it is meant"
                 self._result.on_purpose.update(dict.fromkeys(explained, reason))
                 continue
-            named = name_mistake(call, bad, nodes, self._judge.step.surroundings.modules)
+            named = name_mistake(call, bad, nodes, self._judge.step.modules)
             if named.kind == "inplace" and call.given:
                 named = Named("inplace", _writer_of(self._judge.step, self._found, call) or named.place, named.ratio)
             arguments = [_argument(call, w.index) for w in bad]
@@ -164,7 +164,7 @@ class Explainer:
         """Name the hook that changes the gradient of all wrong leaves and of no right one, as an adjoint solve does."""
         judge, right = self._judge, self._found.names("right")
         judge.step.move(self._found.point)
-        with without_hooks(judge.step.surroundings.modules, self._names) as met:
+        with without_hooks(judge.step.modules, self._names) as met:
             plain = judge.step.gradients().by_name
         given = self._found.grads.by_name
         changed = [n for n in (*self._open, *right) if not torch.equal(plain[n], given[n])]
@@ -175,7 +175,7 @@ class Explainer:
         """Return the open leaves that are right without a hook, and the hooks that were taken away."""
         judge = self._judge
         judge.step.move(self._found.point)
-        with without_hooks(judge.step.surroundings.modules, self._names, only=key) as met:
+        with without_hooks(judge.step.modules, self._names, only=key) as met:
             grads = judge.step.gradients()
         if not met:
             return [], []
@@ -293,7 +293,7 @@ def _writer_of(step: CheckedStep, found: Examined, call: RecordedCall) -> Place 
 
 
 def _functions_of_step(step: CheckedStep) -> list[object]:
-    forwards = [type(m).forward for m in step.surroundings.modules if inspect.isfunction(type(m).forward)]
+    forwards = [type(m).forward for m in step.modules if inspect.isfunction(type(m).forward)]
     return [*step.functions, *dict.fromkeys(forwards)]
 
 

@@ -16,8 +16,8 @@ from gradwatch.gradcheck.compare import LeafComparison, LeafOutcome
 from gradwatch.gradcheck.explain.wording import KIND_TEXT, listed, phrase
 from gradwatch.gradcheck.result import Fault
 from gradwatch.gradcheck.source import FunctionSource, calls, names_one, source_of
+from gradwatch.gradcheck.stepping.reached_state import called_functions
 from gradwatch.gradcheck.stepping.step import CheckedStep
-from gradwatch.gradcheck.stepping.surroundings import called_functions
 from gradwatch.gradcheck.stepping.tensors import inner, random_like, scale_of
 from gradwatch.replay.locate.records import NOWHERE, Place
 

@@ -14,8 +14,8 @@ from gradwatch.gradcheck.compare import RIGHT
 from gradwatch.gradcheck.differences import slope
 from gradwatch.gradcheck.implicit.fixed_point import DENSE, FixedPoint, Gradients, distance, errors
 from gradwatch.gradcheck.implicit.result import FixedPointCheck, ImplicitGradient, Verdict
+from gradwatch.gradcheck.stepping.reached_state import ReachedState
 from gradwatch.gradcheck.stepping.step import CheckedStep
-from gradwatch.gradcheck.stepping.surroundings import Surroundings
 from gradwatch.gradcheck.stepping.tensors import inner, norm, random_like, scale_of
 
 NO_FIXED_POINT = 1e-2
@@ -68,7 +68,7 @@ def _in_its_format(
     layer: Callable[..., Any], inputs: tuple[Tensor, ...], cell: Callable[..., Any], model: nn.Module | None
 ) -> tuple[torch.dtype, float]:
     """Return the format of the layer's output and its relative residual in it."""
-    surroundings = Surroundings(model, layer, cell)
+    before = ReachedState(model, layer, cell)
     try:
         with torch.no_grad():
             state = layer(*inputs)
@@ -81,7 +81,7 @@ def _in_its_format(
                 raise GradwatchError(f"check_fixed_point: the cell returned {got}, expected {tuple(state.shape)}")
             return state.dtype, norm(after - state) / max(norm(state), TINY)
     finally:
-        surroundings.restore()
+        before.restore()
 
 
 def _checked(

@@ -159,7 +159,7 @@ def _passes(
 
 def _know_originals(tracer: PrecisionTracer, step: CheckedStep, setting: Setting) -> None:
     """Tell the tracer the values of tensors before their conversion, the rounding of which is an error too."""
-    pairs = list(step.surroundings.originals())
+    pairs = list(step.originals)
     batch = (t for t in tree_leaves(setting.batch) if isinstance(t, Tensor))
     pairs += zip((t for t in tree_leaves(step.batch) if isinstance(t, Tensor)), batch, strict=True)
     with torch.no_grad():

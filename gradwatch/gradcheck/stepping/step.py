@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gradwatch.errors import GradwatchError
 from gradwatch.gradcheck.stepping.engine import CREATE_GRAPH, backward_engine, is_inner_pass, put_engine
-from gradwatch.gradcheck.stepping.surroundings import Surroundings
+from gradwatch.gradcheck.stepping.reached_state import ReachedState
 from gradwatch.gradcheck.stepping.tensors import dense, is_continuous, random_like, scale_of, widened
 from gradwatch.probe.device.sync import to_float
 
@@ -84,12 +84,15 @@ class CheckedStep:
         self.model = model
         self.functions = functions
         self.dtype = dtype
-        self.surroundings = Surroundings(model, *functions)
-        self.surroundings.widen(dtype)
+        self._before = ReachedState(model, *functions, copies=lambda _: False)
+        self.modules = self._before.modules()
+        self._widen()
         self.batch = tree_map_only(Tensor, lambda t: widened(t, dtype).requires_grad_(t.requires_grad), batch)
         self.leaves = self._leaves()
         if not self.leaves:
+            self.restore()
             raise GradwatchError("check: nothing requires a gradient, neither a parameter of the model nor an input")
+        self._first = self._start = self._save()
         self.locate_home()
         self.around: Callable[[], AbstractContextManager[Any]] = nullcontext
         self.fills = False
@@ -174,10 +177,23 @@ class CheckedStep:
 
     def restore(self) -> None:
         """Put the user's objects back as they were."""
-        self.surroundings.restore()
+        self._before.restore()
+
+    @property
+    def originals(self) -> list[tuple[Tensor, Tensor]]:
+        """Return the converted tensors outside of the batch, each with its values before the conversion."""
+        return self._before.tensors
+
+    def remember(self) -> None:
+        """Begin each run from the present state."""
+        self._start = self._save()
+
+    def forget(self) -> None:
+        """Begin each run from the first state again."""
+        self._start = self._first
 
     def with_batch(self, batch: Any) -> CheckedStep:
-        """Return the step on another batch, with the same surroundings."""
+        """Return the step on another batch, with the same state."""
         other = copy.copy(self)
         other.batch = batch
         other.leaves = {n: t for n, t in self.leaves.items() if isinstance(t, nn.Parameter)} | other.input_leaves()
@@ -198,7 +214,7 @@ class CheckedStep:
         """Put the leaves in place, the state back to the remembered one, and count the run."""
         shifts = shifts or {}
         self.runs += 1
-        self.surroundings.reset()
+        self._start.rewind()
         with torch.no_grad():
             for name, leaf in self.leaves.items():
                 leaf.data.copy_(self.point.leaves[name])
@@ -228,12 +244,23 @@ class CheckedStep:
         parts = [(u.conj() * t).sum() for u, t in zip(self._projections, tensors, strict=True)]
         return torch.stack([p.real if p.is_complex() else p for p in parts]).sum()
 
+    def _save(self) -> ReachedState:
+        leaves = {id(t) for t in self.leaves.values()}  # each run puts them in place
+        return ReachedState(self.model, *self.functions, copies=lambda t: id(t) not in leaves)
+
+    def _widen(self) -> None:
+        """Convert every tensor that the step reaches, in new memory: the original memory stays untouched."""
+        for tensor, data in self._before.tensors:
+            if tensor.is_leaf:
+                tensor.grad = None
+                tensor.data = widened(data, self.dtype)
+
     def _leaves(self) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         if self.model is not None:
             found.update({n: p for n, p in self.model.named_parameters() if p.requires_grad and is_continuous(p)})
         else:
-            named = ((n, p) for m in self.surroundings.modules for n, p in m.named_parameters())
+            named = ((n, p) for m in self.modules for n, p in m.named_parameters())
             for name, parameter in named:
                 if parameter.requires_grad and not any(parameter is t for t in found.values()):
                     found[name] = parameter
