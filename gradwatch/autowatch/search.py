@@ -11,7 +11,7 @@ from typing import TypeVar
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradwatch.probe.calling_line import users_frames
+from gradwatch.probe.place import users_frames
 
 T = TypeVar("T")
 

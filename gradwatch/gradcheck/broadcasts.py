@@ -14,10 +14,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from gradwatch.gradcheck.stepping.cuts import calling_place
 from gradwatch.gradcheck.stepping.step import CheckedStep
+from gradwatch.probe.place import Place, calling_place
 from gradwatch.replay.locate.module_stack import ModuleStack, storage
-from gradwatch.replay.locate.records import Place
 
 _ARITHMETIC = (
     "add sub subtract mul multiply div divide true_divide truediv floor_divide floordiv remainder mod fmod pow"

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, final
 
 from gradwatch.mistakes import code_of, shown_code
+from gradwatch.probe.place import NOWHERE, Place
 from gradwatch.records import plain_fields
-from gradwatch.replay.locate.records import NOWHERE, Place
 
 Verdict = Literal["right", "wrong", "cannot tell"]
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from gradwatch.replay.locate.records import NOWHERE, Place
+from gradwatch.probe.place import NOWHERE, Place
 
 
 @final

@@ -7,7 +7,7 @@ from typing import Any, Literal, final
 
 from torch import Tensor
 
-from gradwatch.replay.locate.records import NOWHERE, Place
+from gradwatch.probe.place import NOWHERE, Place
 
 EventKind = Literal["start", "backward", "zero", "unscale", "clip", "update", "no-update", "schedule", "end"]
 

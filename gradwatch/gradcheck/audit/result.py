@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, final, get_args
 
 from gradwatch.mistakes import code_of, shown_code
+from gradwatch.probe.place import NOWHERE, Place
 from gradwatch.records import plain_fields
-from gradwatch.replay.locate.records import NOWHERE, Place
 
 StageName = Literal["loss", "gradient", "accumulate", "unscale", "clip", "update", "write-back", "schedule"]
 STAGES: tuple[StageName, ...] = get_args(StageName)

@@ -24,7 +24,7 @@ from gradwatch.gradcheck.result import Fault
 from gradwatch.gradcheck.stepping.cuts import Cut, GraphCuts, function_at, positions_at
 from gradwatch.gradcheck.stepping.function_calls import CallLog, RecordedCall, followed, method
 from gradwatch.gradcheck.stepping.step import CheckedStep
-from gradwatch.replay.locate.records import NOWHERE, Place
+from gradwatch.probe.place import NOWHERE, Place
 
 MAX_CALLS = 40
 """Calls of one custom Function to check."""

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from gradwatch.errors import is_users
 from gradwatch.gradcheck.source import source_of
-from gradwatch.gradcheck.stepping.cuts import calling_place
-from gradwatch.replay.locate.records import NOWHERE, Place
+from gradwatch.probe.place import NOWHERE, Place, calling_place
 
 
 @final

@@ -21,7 +21,7 @@ from gradwatch.gradcheck.explain.wording import Named
 from gradwatch.gradcheck.source import FunctionSource, calls, mentions, source_of, written
 from gradwatch.gradcheck.stepping.function_calls import RecordedCall, method, tensors_of
 from gradwatch.gradcheck.stepping.tensors import copied
-from gradwatch.replay.locate.records import Place
+from gradwatch.probe.place import Place
 
 TEMPERATURES = ("temp", "tau")
 MOST = 0.8

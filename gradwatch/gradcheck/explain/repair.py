@@ -14,7 +14,7 @@ from torch.autograd import Function
 from gradwatch.gradcheck.explain.wording import Named
 from gradwatch.gradcheck.source import FunctionSource, source_of
 from gradwatch.gradcheck.stepping.function_calls import method
-from gradwatch.replay.locate.records import Place
+from gradwatch.probe.place import Place
 
 MAX_CHANGES = 240
 """Changes to try for one backward."""

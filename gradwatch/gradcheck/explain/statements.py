@@ -19,7 +19,7 @@ from gradwatch.gradcheck.source import FunctionSource, calls, names_one, source_
 from gradwatch.gradcheck.stepping.reached_state import called_functions
 from gradwatch.gradcheck.stepping.step import CheckedStep
 from gradwatch.gradcheck.stepping.tensors import inner, random_like, scale_of
-from gradwatch.replay.locate.records import NOWHERE, Place
+from gradwatch.probe.place import NOWHERE, Place
 
 SAME = 1e-3
 """Relative difference at which two ratios are one."""

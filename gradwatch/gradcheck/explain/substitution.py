@@ -13,7 +13,7 @@ from gradwatch.gradcheck.explain.wording import Named
 from gradwatch.gradcheck.source import calls, source_of
 from gradwatch.gradcheck.stepping.function_calls import RecordedCall, method, tensors_of
 from gradwatch.gradcheck.stepping.tensors import copied
-from gradwatch.replay.locate.records import NOWHERE, Place
+from gradwatch.probe.place import NOWHERE, Place
 
 MAX_TRIES = 64
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
-from gradwatch.replay.locate.records import Place
+from gradwatch.probe.place import Place
 
 KIND_TEXT = {
     "missing_grad": "is missing: backward returns none, and the right one is not 0",

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradwatch.probe.graph.dispatched import changed_arguments
+from gradwatch.probe.place import NOWHERE, Place
 from gradwatch.replay.locate.call_site import find_call_site, is_user_code
 from gradwatch.replay.locate.module_stack import ModuleStack, storage
-from gradwatch.replay.locate.records import NOWHERE, Place
 
 MAX_KEPT = 2**27
 """Number of values to keep of one pass; the operations after that are compared by their shapes alone."""

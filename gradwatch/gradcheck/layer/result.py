@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
+from gradwatch.probe.place import NOWHERE, Place
 from gradwatch.records import plain_fields
-from gradwatch.replay.locate.records import NOWHERE, Place
 
 Outcome = Literal["holds", "fails", "cannot tell"]
 

@@ -22,8 +22,8 @@ from gradwatch.gradcheck.precision.tracer import PrecisionTracer, compared
 from gradwatch.gradcheck.stepping.step import CheckedStep
 from gradwatch.probe.graph.graph import Graph
 from gradwatch.probe.graph.singularities import find_unstable
+from gradwatch.probe.place import NOWHERE, Place
 from gradwatch.replay.locate.module_stack import ModuleStack
-from gradwatch.replay.locate.records import NOWHERE, Place
 
 FORMATS: dict[Format, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SCALES = (65536.0, 4096.0, 256.0, 16.0, 1.0)

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
+from gradwatch.probe.place import NOWHERE, Place
 from gradwatch.records import plain, plain_fields
-from gradwatch.replay.locate.records import NOWHERE, Place
 
 Format = Literal["fp32", "bf16", "fp16"]
 Phase = Literal["forward", "backward"]

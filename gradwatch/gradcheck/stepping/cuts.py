@@ -7,7 +7,6 @@ import sys
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import CodeType
 from typing import Any, final
 
 import torch
@@ -20,7 +19,7 @@ from gradwatch.errors import is_users
 from gradwatch.gradcheck.source import source_of
 from gradwatch.gradcheck.stepping.engine import is_inner_pass
 from gradwatch.gradcheck.stepping.function_calls import CallLog
-from gradwatch.replay.locate.records import NOWHERE, Place
+from gradwatch.probe.place import NOWHERE, Place, calling_place
 
 DETACHING = (Tensor.detach, vars(torch._C.TensorBase)["data"].__get__)
 CARRYING = frozenset(("clone", "contiguous", "to", "float", "double", "requires_grad_", "view", "reshape", "flatten"))
@@ -222,16 +221,6 @@ def _writes(name: str, kwargs: Any) -> bool:
     ):
         return True
     return name.endswith("_") and not name.endswith("__") and name not in ("requires_grad_",)
-
-
-def calling_place(within: CodeType | None = None) -> Place:
-    """Return the innermost line of the user's code that is running, inside of a function if one is given."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code is not within:
-        if is_users(frame.f_code.co_filename):
-            return Place(frame.f_code.co_filename, frame.f_lineno)
-        frame = frame.f_back
-    return NOWHERE
 
 
 def _innermost() -> str:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gradwatch.probe.calling_line import Line, calling_line
 from gradwatch.probe.graph.dispatched import changed_arguments, uncompiled
+from gradwatch.probe.place import Place, calling_place
 
 IN_PLACE = "modified by an inplace operation"  # torch raises a plain RuntimeError; its text is the only mark
 KEPT_OPERATIONS = 100_000
@@ -53,14 +53,14 @@ def record_in_place(*, until: contextlib.ExitStack) -> None:
 class _Write(NamedTuple):
     number: int  # of the operation
     name: str
-    line: Line | None
+    place: Place
 
 
 class _SavedTensor(NamedTuple):
     tensor: Tensor
     version: int
     number: int  # of operations before it was saved
-    line: Line | None
+    place: Place
 
 
 class _Conflict(NamedTuple):
@@ -69,9 +69,9 @@ class _Conflict(NamedTuple):
 
     def __str__(self) -> str:
         shape = "x".join(map(str, self.saved.tensor.shape)) or "one number"
-        text = f"a tensor ({shape}) was saved for the backward pass{_at(self.saved.line)}"
+        text = f"a tensor ({shape}) was saved for the backward pass{_at(self.saved.place)}"
         if self.write:
-            return f"{text}, and then changed in place by {self.write.name}{_at(self.write.line)}"
+            return f"{text}, and then changed in place by {self.write.name}{_at(self.write.place)}"
         return f"{text}, and then changed in place"
 
 
@@ -105,7 +105,7 @@ class _Recorder(TorchDispatchMode):
         self._number += 1
         changed = [tensor for tensor in changed_arguments(func, args, kwargs) if tensor.layout == torch.strided]
         if changed:
-            write = _Write(self._number, func.overloadpacket.__name__.strip("_"), calling_line())
+            write = _Write(self._number, func.overloadpacket.__name__.strip("_"), calling_place())
             for storage in {_storage(tensor) for tensor in changed}:
                 self._writes.setdefault(storage, []).append(write)
         if self._number % KEPT_OPERATIONS == 0:
@@ -115,7 +115,7 @@ class _Recorder(TorchDispatchMode):
     def save(self, tensor: Tensor) -> _SavedTensor:
         """Pack a tensor that autograd saves."""
         # detached: an output that is saved would hold the node that holds it; the version is shared
-        return _SavedTensor(tensor.detach(), tensor._version, self._number, calling_line())
+        return _SavedTensor(tensor.detach(), tensor._version, self._number, calling_place())
 
     def load(self, saved: _SavedTensor) -> Tensor:
         """Unpack a saved tensor.
@@ -142,5 +142,5 @@ def _storage(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def _at(line: Line | None) -> str:
-    return f" at {line}" if line else ""
+def _at(place: Place) -> str:
+    return f" at {place.with_text}" if place else ""

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from gradwatch.errors import is_users
-from gradwatch.probe.calling_line import Line, users_frames
 from gradwatch.probe.graph.graph import Node
 from gradwatch.probe.parameters import Models, named_modules
+from gradwatch.probe.place import NOWHERE, Place, users_frames
 
 MAX_DEPTH = 3
 """Levels of containers and attributes to search below a variable."""
@@ -39,10 +39,10 @@ class Holder(NamedTuple):
     """What keeps a tensor: the name of a variable or attribute, and the line that puts the tensor there, if found."""
 
     name: str
-    line: Line | None
+    place: Place
 
     def __str__(self) -> str:
-        return f"`{self.name}`, {self.line}" if self.line else f"`{self.name}`"
+        return f"`{self.name}`, {self.place.with_text}" if self.place else f"`{self.name}`"
 
 
 class _Root(NamedTuple):
@@ -85,7 +85,7 @@ def find_holder(models: Models, keeps: Callable[[Node], bool]) -> Holder | None:
     if origin is None:
         return None
     name = ".".join((origin.root.name, *origin.path)).removeprefix(".")
-    return Holder(name, _line(origin))
+    return Holder(name, _place(origin))
 
 
 def _variables() -> Iterator[_Root]:
@@ -147,7 +147,7 @@ def _reaches(root: Node, targets: set[Node]) -> bool:
     return False
 
 
-def _line(kept: _Kept) -> Line | None:
+def _place(kept: _Kept) -> Place:
     """Return the line that puts the tensor into its variable or attribute."""
     name = kept.path[-1] if kept.path else kept.root.name
     file, first_line = kept.root.file, kept.root.first_line
@@ -155,18 +155,18 @@ def _line(kept: _Kept) -> Line | None:
         try:
             file, first_line = inspect.getsourcefile(type(kept.owner)) or "", 0
         except (TypeError, OSError):
-            return None
+            return NOWHERE
     if not file or not is_users(file):
-        return None
+        return NOWHERE
     try:
         tree: ast.AST = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:  # a cell of a notebook with magic commands
-        return None
+        return NOWHERE
     for node in ast.walk(tree):
         if first_line and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and _begins(node, first_line):
             tree = node
     writes = list(_writes(tree, name, is_attribute=bool(kept.path)))
-    return Line(file, max(writes)[1]) if writes else None
+    return Place(file, max(writes)[1]) if writes else NOWHERE
 
 
 def _begins(node: ast.FunctionDef | ast.AsyncFunctionDef, line: int) -> bool:

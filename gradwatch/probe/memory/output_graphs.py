@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from gradwatch.events import EVALUATED_WITH_GRAPH, GRAPH_KEPT, Observation
-from gradwatch.probe.calling_line import Line, calling_line
 from gradwatch.probe.graph.graph import Node
 from gradwatch.probe.inert_hook import inert_hook, remove_hooks, takes_hooks
 from gradwatch.probe.memory.graph_marks import GraphMarks, Mark
@@ -22,6 +21,7 @@ from gradwatch.probe.memory.holders import find_holder
 from gradwatch.probe.modules.train_eval_modes import inner_model
 from gradwatch.probe.nested import tensors_of
 from gradwatch.probe.parameters import HAVE_A_FAST_PATH, Models
+from gradwatch.probe.place import NOWHERE, calling_place
 
 MIN_UNUSED_PASSES = 3
 """Minimum number of forward passes in evaluation mode without a backward pass to report, between two updates."""
@@ -81,7 +81,7 @@ class OutputGraphs:
         self._has_evaluated = False
         self._passes: list[_EvaluationPass] = []
         self._most_alive = 0  # graphs of these passes at the same time
-        self._line: Line | None = None
+        self._place = NOWHERE
         self._handles: list[RemovableHandle] = []
         self._attach()
 
@@ -132,11 +132,11 @@ class OutputGraphs:
         unused = sum(not it.is_used for it in passes)
         if unused >= MIN_UNUSED_PASSES:
             self._has_evaluated = True
-            at = f", at {self._line}" if self._line else ""
+            at = f", at {self._place.with_text}" if self._place else ""
             values = {"passes": unused, "alive": self._most_alive}
             kept = f"; {self._most_alive} of these graphs were alive at once" if self._most_alive > 1 else ""
             yield EVALUATED_WITH_GRAPH.observe(values=values, at=at, kept=kept)
-        self._line, self._most_alive = None, 0
+        self._place, self._most_alive = NOWHERE, 0
 
     def _attach(self) -> None:
         if not self._handles:
@@ -161,6 +161,6 @@ class OutputGraphs:
             for node in nodes:
                 self._marks.mark(node, self._step)
         if is_evaluation and nodes:
-            self._line = self._line or calling_line()
+            self._place = self._place or calling_place()
             self._passes.append(_EvaluationPass(nodes))
             self._most_alive = max(self._most_alive, sum(it.is_alive for it in self._passes))

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, final
 
+from gradwatch.probe.place import Place
 from gradwatch.render.common import format as units
-from gradwatch.replay.locate.records import Operation, Place, Value
+from gradwatch.replay.locate.records import Operation, Value
 
 LABEL = 10
 """Columns of a label in the text."""

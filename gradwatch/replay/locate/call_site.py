@@ -11,7 +11,7 @@ from types import CodeType, FrameType
 import torch
 
 from gradwatch.errors import PACKAGE
-from gradwatch.replay.locate.records import NOWHERE, Place
+from gradwatch.probe.place import NOWHERE, Place
 
 TORCH = Path(torch.__file__).parent
 STANDARD = Path(sysconfig.get_path("stdlib"))

@@ -2,50 +2,15 @@
 
 from __future__ import annotations
 
-import linecache
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, final
 
-from gradwatch.errors import shown_path
+from gradwatch.probe.place import NOWHERE, Place
 
 Phase = Literal["forward", "backward"]
 Origin = Literal["parameter", "buffer", "input", "constant"]
 HALVES = ("float16", "bfloat16")
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A line of source code; false if it is unknown.
-
-    Args:
-        file: Path of the file in the code object, or an empty string.
-        line: Line number, from 1; or 0.
-        function: Name of the function that contains the line, if it was asked for.
-    """
-
-    file: str = ""
-    line: int = 0
-    function: str = field(default="", compare=False)
-
-    @property
-    def text(self) -> str:
-        """Return the text of the line without indentation; empty if the source is not available."""
-        return linecache.getline(self.file, self.line).strip() if self.file else ""
-
-    def __bool__(self) -> bool:
-        return bool(self.file)
-
-    def __str__(self) -> str:
-        return f"{shown_path(self.file)}:{self.line}" if self.file else ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data; what is unknown is None."""
-        return {"file": self.file or None, "line": self.line or None}
-
-
-NOWHERE = Place()
 
 
 @final

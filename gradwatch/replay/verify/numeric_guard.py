@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from gradwatch.probe.place import Place
 from gradwatch.replay.locate.call_site import find_call_site
-from gradwatch.replay.locate.records import Place
 
 EPS = 1e-6
 """Distance from the singular point: above the resolution of float32 at 1, and small compared to usual values."""
