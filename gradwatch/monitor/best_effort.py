@@ -9,6 +9,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from gradwatch.attempts import Attempts
 from gradwatch.errors import GradwatchError
+from gradwatch.probe.place import calling_place
 
 
 class Attempting(Protocol):
@@ -70,5 +71,6 @@ def warn_once(warned: set[str], name: str, text: str) -> None:
     """
     if name not in warned:
         warned.add(name)
-        # level 4 is the caller of `Monitor.step`: warn_once, its caller and a decorated method lie between
-        warnings.warn(f"gradwatch: {text}", RuntimeWarning, stacklevel=4)
+        # a hook may warn, with any number of torch's frames between it and the user's code
+        place = calling_place()
+        warnings.warn_explicit(f"gradwatch: {text}", RuntimeWarning, place.file or "gradwatch", place.line)

@@ -16,6 +16,7 @@ from gradwatch.history.disk.writer import Writer
 from gradwatch.history.store import History
 from gradwatch.monitor import Monitor, Schedule, host_stats, total_norm, wiring
 from gradwatch.monitor.readings import batch_reader, parameter_readings
+from gradwatch.monitor.readings.update_reader import MAX_UPDATES
 from gradwatch.monitor.wiring import inspect
 from gradwatch.pipeline.pipeline import Pipeline
 from gradwatch.probe.activations.probe import ActivationProbe
@@ -342,6 +343,34 @@ def test_parameters_take_turns_with_their_histograms():
     for first in (2, 10):
         turns = [places for step, places in shown.items() if first <= step < first + 8]
         assert sorted(i for places in turns for i in places) == every, "each once in eight steps"
+
+
+def test_a_loop_that_records_no_step_is_warned_once_and_costs_no_more_samples():
+    model, optimizer = make()
+    watcher = gradwatch.watch(model, optimizer, on_finding=None, schedule=Schedule(updates=1, activations=1))
+
+    class NotCalled:
+        def step(self, loss, batch):
+            pass
+
+    with pytest.warns(RuntimeWarning, match="100 updates without a call of `monitor.step") as caught:
+        train(model, optimizer, NotCalled(), steps=MAX_UPDATES + 3)
+    hooks = [*model[1]._forward_hooks.values(), *model[1]._forward_pre_hooks.values()]
+    loss = model(torch.ones(4, 6)).square().mean()
+    loss.backward()
+    norm = float(model[0].weight.grad.norm())
+    optimizer.step()
+    watcher.step(loss)
+    train(model, optimizer, watcher, steps=1)
+    watcher.close()
+
+    history = watcher.history
+    assert ([warning.filename for warning in caught], hooks) == ([__file__], [])
+    assert history.step == 1
+    assert history["grad.l2"][0][0] == pytest.approx(norm)  # of the newest update
+    assert np.isfinite(history["update.ratio"]).all()
+    assert np.isfinite(history["act.mean"]).all()
+    assert history.histograms[0][0].step == 0
 
 
 def test_after_close_step_records_nothing_and_says_so_once():

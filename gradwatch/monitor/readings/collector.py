@@ -26,7 +26,7 @@ from gradwatch.monitor.readings.clip_reader import ClipReader
 from gradwatch.monitor.readings.hand_updates import HandUpdates
 from gradwatch.monitor.readings.loss_scale import LossScaleReader
 from gradwatch.monitor.readings.optimizer_tracker import OptimizerTracker, split_by_optimizer
-from gradwatch.monitor.readings.update_reader import UpdateReader
+from gradwatch.monitor.readings.update_reader import MAX_UPDATES, UpdateReader
 from gradwatch.monitor.row import RowBuilder
 from gradwatch.probe.activations.bitmask import UnitMask
 from gradwatch.probe.activations.probe import ACTIVATIONS, ActivationProbe
@@ -69,9 +69,7 @@ class Collector:
         self.loss_scale = LossScaleReader(scaler)
         self.updates = UpdateReader(params, context, loss_scale=self.loss_scale, device_clock=self.device_clock)
         self.fast_path: FastPath | None = None
-        self._num_layers = len(params)
-        self._activations = activations
-        self._silence = SilentUnits()
+        self._num_layers, self._activations, self._silence = len(params), activations, SilentUnits()
         self.owner: object = None
         """The monitor. The hooks keep the collector alive, and thus the monitor, as long as the model."""
         self._context, self._meter, self._counter = context, context.meter, context.counter
@@ -252,6 +250,11 @@ class Collector:
     ) -> None:
         began = time.perf_counter()
         self.leave_fast_path()
+        tracker.num_updates += 1
+        if tracker.num_updates == MAX_UPDATES:
+            self.updates.end_sampling(self._trackers)
+            if self._activations:
+                self._activations.pause()
         self.updates.before_update(tracker, args, kwargs)
         self._meter.hooks_s += time.perf_counter() - began
 

@@ -51,6 +51,7 @@ class OptimizerTracker:
         is_observed: The gradients were read before clipping, by `observe` or when torch clipped them. No update or
             backward pass has followed.
         is_updated: The optimizer has updated its parameters since the last row.
+        num_updates: Updates since the last row that were recorded in Python.
         awaits_closure: The step in progress computes its gradients in a closure.
         clipping: Keeps the factors of the clipping since then.
         rates: Reads the learning rates.
@@ -72,6 +73,7 @@ class OptimizerTracker:
         self.params = params
         self.is_sharded = any(map(dtensor.is_distributed, params))
         self.is_updated = False
+        self.num_updates = 0
         self._columns, self._owned_P = columns, owned_P
         self._is_on_cpu = bool(params) and params[0].device.type == "cpu"
         column_indices = tuple(range(num_layers) if isinstance(columns, slice) else map(int, columns))
@@ -94,6 +96,7 @@ class OptimizerTracker:
             due: The parameters with histograms due.
         """
         self.is_observed = self.awaits_closure = False
+        self.num_updates = 0
         self.histograms.begin(due)
         self.update.begin()
         # every replay of a CUDA graph computes the captured readings again

@@ -19,6 +19,9 @@ from gradwatch.probe.device.transfer_queue import DeviceClock
 
 HISTOGRAMS = "the histograms"
 
+MAX_UPDATES = 100
+"""Updates without a call of `Monitor.step` after which the sampled statistics of the row are complete."""
+
 
 @final
 class UpdateReader:
@@ -107,6 +110,16 @@ class UpdateReader:
             else:
                 self.settings[name] = value
 
+    def end_sampling(self, trackers: Sequence[OptimizerTracker]) -> None:
+        """Complete the sampled statistics of a row that does not end, and warn."""
+        self.read_updates(trackers)
+        self.due = self.due._replace(updates=False, histograms=None)
+        text = (
+            f"the optimizer made {MAX_UPDATES} updates without a call of `monitor.step(loss)`, which records a step. "
+            "Call it once after each `optimizer.step()`"
+        )
+        warn_once(self.attempts.warned, "steps", text)
+
     def after_update(self, tracker: OptimizerTracker) -> None:
         """Read the gradients of a closure, and the size of the update from the moments of the optimizer."""
         self._read_after_update(tracker)
@@ -162,11 +175,11 @@ class UpdateReader:
     def _read_gradients(self, tracker: OptimizerTracker, *, inverse_scale: float | Tensor = 1.0) -> bool:
         """Read the gradients, and their histograms if they are due. Return whether this succeeded."""
         began = time.perf_counter()
-        is_counting = tracker.histograms.is_due and HISTOGRAMS not in self.attempts.left_out
-        tracker.read_gradients(inverse_scale=inverse_scale, is_counting=is_counting)
-        if is_counting and self.due.histograms is not None:
+        due = self.due.histograms if tracker.histograms.is_due and HISTOGRAMS not in self.attempts.left_out else None
+        tracker.read_gradients(inverse_scale=inverse_scale, is_counting=due is not None)
+        if due is not None:
             # an estimate of the time for counting, which shares the pass over the gradients
-            self._meter.optional_s += (time.perf_counter() - began) / self.due.histograms.of
+            self._meter.optional_s += (time.perf_counter() - began) / due.of
             self._read_histograms(tracker)
         return True
 

@@ -366,6 +366,12 @@ class ActivationProbe:
             self._tracing = (dynamo.config, getattr(dynamo.config, _ONCE_UNDER_CHECKPOINT))
             setattr(dynamo.config, _ONCE_UNDER_CHECKPOINT, True)  # `dynamo.config.patch` takes 10x as long
 
+    def pause(self) -> None:
+        """Stop accumulating until the next `arm`; `read` returns the statistics of the calls so far."""
+        if not self._is_traced:  # a call with hooks takes 5 us longer, but without traced hooks it would recompile
+            self._hooks.remove()
+            self._outer_hooks.remove()
+
     def _disarm(self) -> None:
         if self.is_armed:
             self.attempts.conclude(ACTIVATIONS, self._failure, place="hooks of activations")
@@ -393,9 +399,7 @@ class ActivationProbe:
         self._disarm()
         if not called:
             return None
-        if not self._is_traced:  # a call with hooks takes 5 us longer, but without traced hooks it would recompile
-            self._hooks.remove()
-            self._outer_hooks.remove()
+        self.pause()
         row_SA = statistics([self._accumulators[i] for i in called])
         if len(called) == len(self._accumulators):
             return row_SA
