@@ -8,9 +8,9 @@ import pkgutil
 from scripts.fault_zoo import protocol
 from scripts.fault_zoo.protocol import Case
 
-SETS = ("dev", "opened", "published", "reports", "practice", "forums", "mailing")
+SETS = ("dev", "opened", "published", "reports", "practice", "forums", "mailing", "trackers")
 """`dev` was open while gradwatch was written, `opened` judged an earlier version first, `published` holds reported
-bugs, and so do `reports`, `practice`, `forums` and `mailing`, by people who had not read gradwatch.
+bugs, and so do `reports`, `practice`, `forums`, `mailing` and `trackers`, by people who had not read gradwatch.
 """
 
 
