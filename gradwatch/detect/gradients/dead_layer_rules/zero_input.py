@@ -10,13 +10,16 @@ satisfied hinge, or a fit without noise.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gradwatch.detect.features.finding import Sign
 from gradwatch.detect.features.recovery import start_of_state
 from gradwatch.detect.features.structure import structure_of
 from gradwatch.history.store import History
+from gradwatch.history.table import Floats
 from gradwatch.records import Quantity
 
 
@@ -37,13 +40,23 @@ def find_zero_inputs(history: History, *, kind: str, steps: int) -> Iterator[Sig
     matrices = structure.matrices
     weights_B, biases_B = matrices.indices_M[matrices.biased_B], matrices.bias_M[matrices.biased_B]
     recent_TL = history.param.window("grad.l2", steps)
+    if len(recent_TL) < steps:
+        return
+    is_cut_B = _is_cut(recent_TL, weights_B, biases_B).all(axis=0)
+    new = [place for place in np.flatnonzero(is_cut_B) if history.info.layers[weights_B[place]].name not in named]
+    if not new:  # a whole series is copied, and most tensors of a fit without noise stay at zero
+        return
     steps_T, l2_TL = history.param.series("grad.l2")
-    is_cut_TB = (l2_TL[:, weights_B] == 0) & (l2_TL[:, biases_B] > 0)
-    is_cut_B = ((recent_TL[:, weights_B] == 0) & (recent_TL[:, biases_B] > 0)).all(axis=0) & (len(recent_TL) == steps)
-    for place in np.flatnonzero(is_cut_B & (l2_TL[:, weights_B] > 0).any(axis=0)):
+    for place in new:
         weight = history.info.layers[weights_B[place]]
-        if weight.name not in named:
-            since = start_of_state(is_cut_TB[:, place], steps_T)
+        if (l2_TL[:, weights_B[place]] > 0).any():
+            since = start_of_state(_is_cut(l2_TL, weights_B[place], biases_B[place]), steps_T)
             what = f"the input of {weight.module} is zero"
             text = f"{what}: its bias has a gradient, its weight and most of the model have none"
             yield Sign(text, (Quantity(key="grad.l2.largest", value=0.0),), since=since, layer=weight.name)
+
+
+def _is_cut(l2_TL: Floats, weights: Any, biases: Any) -> NDArray[np.bool_]:
+    """Return whether biases had a gradient and the weights next to them had none, by step."""
+    is_cut: NDArray[np.bool_] = (l2_TL[:, weights] == 0) & (l2_TL[:, biases] > 0)
+    return is_cut
