@@ -378,7 +378,7 @@ class RunInfo:
         device: Device of the first parameter, such as `cpu` or `cuda:0`.
         total_steps: Planned optimizer steps, or None if unknown.
         versions: Versions by package name: python, torch, gradwatch.
-        data: The data, or None in a loop of the user's own.
+        data: The data, or None in a user's own loop.
         steps_per_epoch: Optimizer steps per epoch, or None if unknown.
         settings: Settings of the config by dotted key, with the defaults of model, data, optimizer and schedule; None
             for a run of your own training loop.

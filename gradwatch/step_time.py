@@ -29,7 +29,7 @@ class StepTimer:
                 usual_s = usual_s or step_s
                 most_s = PAUSE_FACTOR * usual_s
                 training_s += step_s if step_s < most_s else most_s
-                # by steps of a factor, so that one long pause hardly moves it
+                # by steps of a factor, so that one long pause barely moves it
                 usual_s = usual_s * RISE if step_s > usual_s else usual_s / FALL
         self._usual_s = usual_s
         return training_s

@@ -56,7 +56,7 @@ def overlay(totals: Sequence[float], shape: Sequence[int], *, is_signed: bool) -
 
 
 def picture(totals: Sequence[float], image: Pixels, *, is_signed: bool) -> tuple[bytes, tuple[int, int]]:
-    """Draw a gray image, and beside it the map over the image: red raises the score, blue lowers it.
+    """Draw a gray image, and next to it the map over the image: red raises the score, blue lowers it.
 
     Args:
         totals: The map, one value per pixel.

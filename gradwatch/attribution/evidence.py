@@ -48,7 +48,7 @@ class Deletion:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What the experiments with a map measured.
+    """The measurements of the experiments with a map.
 
     Args:
         score: Score of the sample.

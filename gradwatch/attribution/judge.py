@@ -19,7 +19,7 @@ class Reason(NamedTuple):
     """Why a map does not hold.
 
     Attributes:
-        kind: What is wrong.
+        kind: Kind of the problem.
         text: One sentence for people.
         is_proof: Whether it shows that the map misleads; otherwise it only leaves doubt.
     """

@@ -41,8 +41,8 @@ class Attribution:
         kind: `values`, `image` or `tokens`.
         is_signed: Whether negative values lower the score; saliency and SmoothGrad have no sign.
         verdict: `holds`, `misleads` or `cannot tell`.
-        reasons: What speaks against the map, proofs first.
-        evidence: What the experiments measured.
+        reasons: Reasons against the map, proofs first.
+        evidence: Measurements of the experiments.
         evaluations: Steps of integrated gradients or samples of SmoothGrad; 0 for other methods.
         standard_error: Mean standard error of SmoothGrad over its mean magnitude; nan for other methods.
         values: The map, shape of the sample; for tokens, shape of their embeddings.

@@ -196,7 +196,7 @@ def _map(
 
 
 def _target(outputs: Tensor, targets: Tensor, splits: Splits) -> tuple[Target, str, str]:
-    """Return the output to explain with its name, and the label: of a sequence, those of the last position."""
+    """Return the output to explain with its name, and the label: for a sequence, at the last position."""
     kind = splits.spec.kind
     if kind == "tokens":
         token, label = int(outputs[0, -1].argmax()), int(targets[0, -1])

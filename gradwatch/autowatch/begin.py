@@ -46,7 +46,7 @@ class TorchImport(MetaPathFinder):
     """Calls a function once, right after the script has imported torch.
 
     Args:
-        callback: The function. What it raises is printed, and does not reach the script.
+        callback: The function. Its errors are printed, and do not reach the script.
     """
 
     def __init__(self, callback: Callable[[], None]) -> None:

@@ -32,7 +32,7 @@ FORWARDED = ("SIGTERM", "SIGHUP")
 
 @final
 class Target:
-    """What a command runs.
+    """The program that a command runs.
 
     Args:
         command: The words after `--`: a Python file, or any command with its arguments.

@@ -1,4 +1,4 @@
-"""Say on standard error what is watched, or why nothing is."""
+"""Report on standard error which loops are watched, or why none is."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 MAX_LOOPS = 32
-"""Most loops of a script to watch: a search over hyperparameters may train hundreds of models."""
+"""Maximum number of loops to watch: a hyperparameter search may train hundreds of models."""
 
 MAX_WITHOUT_LOSS = 3
 """Updates without a backward pass after which a loop is not understood: some scripts begin with one."""
@@ -74,7 +74,7 @@ class ScriptWatch:
     Attributes:
         loops: The loops that are watched now.
         is_over: Whether the script is left alone from now on.
-        is_attaching: Whether a loop is being attached, which makes no training of its own.
+        is_attaching: Whether a loop is being attached; passes and optimizers made during it are gradwatch's own.
     """
 
     def __init__(self, settings: ScriptSettings) -> None:

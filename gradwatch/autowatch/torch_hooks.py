@@ -58,7 +58,7 @@ class TorchHooks:
         self._replace(GradScaler, "update", self._around_update)
 
     def watch_forward(self, is_on: bool) -> None:
-        """Begin or end to tell the listener of forward passes, which costs a call for each module."""
+        """Start or stop reporting forward passes to the listener, at the cost of a call for each module."""
         if is_on and self._forward is None:
             warnings.filterwarnings("ignore", _EXTRA_TIME)
             hook = inert_hook(self._listener.on_forward)
@@ -68,10 +68,10 @@ class TorchHooks:
             self._forward = None
 
     def stay_last(self) -> None:
-        """Come after all other hooks of the steps of all optimizers.
+        """Move the hook behind all other global optimizer hooks.
 
-        A listener may begin or end to watch a loop in `before_step`, which adds and removes such hooks. Torch goes over
-        them meanwhile, and would raise if another one were to follow.
+        In `before_step`, a listener may attach or detach a loop, which adds or removes such hooks while torch iterates
+        over them. Torch would raise if another hook followed.
         """
         hooks, key = _global_optimizer_pre_hooks, self._handles[0].id
         if key in hooks and next(reversed(hooks)) != key:

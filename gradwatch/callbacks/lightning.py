@@ -43,7 +43,7 @@ class Watch(Callback):
         return self._recording.monitor
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Forget the state of an earlier checkpoint: the one of this fit is loaded next."""
+        """Forget the state of an earlier checkpoint: the checkpoint of this fit is loaded next."""
         self._recording.load({})
 
     def state_dict(self) -> dict[str, Any]:

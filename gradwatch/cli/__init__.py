@@ -1,6 +1,6 @@
 """Parse the command line: each command has a file that parses, calls one function, and returns an exit code.
 
-Exit codes: 0 healthy, 1 findings at or above `--fail-on`, 2 a mistake of the user's, 3 interrupted but resumable;
+Exit codes: 0 healthy, 1 findings at or above `--fail-on`, 2 a mistake of the user, 3 interrupted but resumable;
 70 if an exception escaped from the user's code or from gradwatch (as in sysexits.h: 1 means findings here), 130 for
 Ctrl-C before training.
 """
@@ -96,7 +96,7 @@ def main(args: Sequence[str] | None = None) -> int:
         if not ranks.is_printing_rank():
             warnings.simplefilter("ignore")  # rank 0 shows them
         code = _run(args)
-        # also if no command has noticed, such as `train`, which goes on without its terminal output
+        # also if no command has noticed: `train` continues without its terminal output
         code = MISTAKE if _output_failed() and code == 0 else code
     if args is None and ranks.is_rank():
         ranks.end(code)

@@ -132,7 +132,7 @@ def command(
 
 
 class _Found(NamedTuple):
-    """What is known about a training."""
+    """The data for the plans of a training."""
 
     plan: Plan
     measured: Plan | None
@@ -207,7 +207,7 @@ def _cheapest(advised: Advised | None, ways: Sequence[SharedPlan], limit: int) -
 
 
 def _least_peak(plan: Plan, ways: Sequence[SharedPlan], planner: ConfigPlanner) -> int:
-    """Return the peak that has to fit: that of a rank by `train.parallel`, or by the best way if it names none."""
+    """Return the peak that must fit: of a rank with `train.parallel`, or with the best way if none is set."""
     if not ways:
         return plan.peak_bytes
     parallel = planner.config.train.parallel

@@ -31,7 +31,7 @@ def is_printing_rank() -> bool:
 def is_failure_shown() -> bool:
     """Return whether this process shows the error that ends it.
 
-    Before the ranks are connected, all of them make the same mistake. Afterwards, `RankError` tells which was first.
+    Before the ranks are connected, all of them make the same mistake. Afterwards, `RankError` names the first.
     """
     if is_printing_rank():
         return True

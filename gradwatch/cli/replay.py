@@ -101,7 +101,7 @@ def command(
 
 
 def _part(run: Path, rank: int) -> Path:
-    """Return the directory of a rank of a distributed loop of the user's own."""
+    """Return the directory of a rank of a user's own distributed loop."""
     from gradwatch.errors import RunError
     from gradwatch.history.disk.ranks import rank_parts
 

@@ -98,7 +98,7 @@ def command(
         from gradwatch.cli.output.worst_samples import add_worst_samples
 
         add_worst_samples(outcome.directory, outcome.history, outcome.diagnoses, count=checked.run.worst_samples)
-    # the findings of a training are those of rank 0
+    # rank 0 has the findings of a training
     raise typer.Exit(exit_code(outcome.history.findings, fail_on) if ranks.is_printing_rank() else 0)
 
 

@@ -56,7 +56,7 @@ def with_settings(history: History, run: Path) -> History:
     if history.info.settings is None and path.is_file():
         try:
             settings = effective_settings(load_config(path))
-        except GradwatchError:  # a target that is gone: remedies are then told in words
+        except GradwatchError:  # the target is gone: remedies are given in words
             settings = {}
         history.info = replace(history.info, settings=settings)
     return history

@@ -15,7 +15,7 @@ from gradwatch.data._split import random_split
 from gradwatch.errors import GradwatchError
 from gradwatch.records import DataSpec
 
-CENTRE_DISTANCE = 3.0  # norm of each class center: at noise 1, neighboring clouds touch; at 0.5, they hardly do
+CENTRE_DISTANCE = 3.0  # norm of each class center: at noise 1, neighboring clouds touch; at 0.5, they barely do
 HIDDEN = 16
 
 
@@ -36,7 +36,7 @@ def build(
         samples: How many, both parts together.
         dims: Numbers of one input.
         outputs: Number of classes, or width of the target; null is 4 classes, or width 1.
-        noise: Standard deviation of what is added: to the points of classes, or to the values.
+        noise: Standard deviation of the noise of the points of classes, or of the values.
         seed: Of everything random in it.
         val_fraction: Part of the samples that is held out for validation.
     """

@@ -38,7 +38,7 @@ class Case:
     Args:
         findings: Findings that the cause explains, the leading one first.
         numbers: Learning rates and norms of the run.
-        info: Description of the run; its `settings` are None for a training loop of the user's own.
+        info: Description of the run; its `settings` are None for a user's own training loop.
         events: Events up to the leading finding.
     """
 

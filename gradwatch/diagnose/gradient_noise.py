@@ -46,7 +46,7 @@ class NoiseScale:
 def noise_scale(history: History) -> NoiseScale | None:
     """Estimate the gradient noise scale over the newest steps, or return None if there are too few measurements.
 
-    The batches of two sizes are a micro-batch and its step, or else the batch of a rank and that of all ranks.
+    The batches of two sizes are a micro-batch and its step, or the batch of a rank and the batch of all ranks.
 
     With b samples in a small batch and k small batches in a big one, E|g_b|^2 = |G|^2 + S / b and E|g_kb|^2 = |G|^2 + S
     / (k b). That gives the signal |G|^2 and the noise S of one sample; the scale is S / |G|^2. Both are averaged before

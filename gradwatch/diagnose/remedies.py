@@ -134,8 +134,8 @@ def _either(text: str, code: str | Code = "", **patch: object) -> Build:
 
     def build(case: Case) -> Remedy | None:
         lines = code(case) if callable(code) else code
-        told = text.replace("{where}", case.where)
-        return _change(case, told, dict(keys), lines) if keys else Remedy(text=told, code=lines)
+        filled = text.replace("{where}", case.where)
+        return _change(case, filled, dict(keys), lines) if keys else Remedy(text=filled, code=lines)
 
     return build
 

@@ -120,7 +120,7 @@ def _indices(args: Any) -> tuple[Any, ...]:
 
 
 def _pairs_samples(high: Tensor, low: Tensor, samples: int) -> bool:
-    """Return whether the samples of one operand lie along another axis than those of the other, and both grow."""
+    """Return whether the samples of the two operands lie along different axes, and both operands grow."""
     missing = high.dim() - low.dim()
     if samples < 2 or missing < 1:
         return False

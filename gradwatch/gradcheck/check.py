@@ -23,7 +23,7 @@ from gradwatch.gradcheck.stepping.step import CheckedStep
 
 DEFAULT = CheckOptions()
 SMALLER_BATCH_FRAC = 0.5
-"""Share of the time that may be gone by when half of the batch is checked too, if all tensors are moved together."""
+"""Fraction of the time limit within which a check that moves all tensors together also checks half of the batch."""
 MAX_FORWARD = 8
 """Leaves for which forward mode is asked as well."""
 
@@ -51,7 +51,7 @@ def check(
             projected to one number.
         batch: Parts of the batch, at least 2 samples: some mistakes are invisible in a batch of 1.
         model: Model that the step uses. If None, the modules that the step holds are used.
-        gradients: Gradients computed by hand, by name of the parameter or input; judged instead of those of autograd.
+        gradients: Gradients computed by hand, by name of the parameter or input; judged instead of autograd's.
         allow: Names of custom Functions whose backward differs from the derivative on purpose. A Function with the
             attribute `deliberate = True` says so itself.
         layer: Prefix of the names of the parameters to check, or None for all.
@@ -160,7 +160,7 @@ def _judged(judge: Judge, begin: float, *, second: bool) -> GradientCheck:
     allowed = dict.fromkeys(c.function.__name__ for c in judge.calls if judge.is_allowed(c.function))
     notes += [f"{name} differs from the derivative on purpose; everything else was checked with it" for name in allowed]
     if second and not wrong:
-        notes += _told(twice)
+        notes += _second_notes(twice)
     coverage = Coverage(
         tensors=len(found.outcomes),
         directions=judge.directions,
@@ -177,8 +177,8 @@ def _judged(judge: Judge, begin: float, *, second: bool) -> GradientCheck:
     return GradientCheck(tensors=verdicts, faults=tuple(faults), coverage=coverage, notes=tuple(notes))
 
 
-def _told(twice: SecondDerivatives) -> list[str]:
-    """Return what to say of second derivatives that are not wrong."""
+def _second_notes(twice: SecondDerivatives) -> list[str]:
+    """Return the notes on second derivatives that are not wrong."""
     notes = [f"the second derivative of {', '.join(twice.right)} is right"] if twice.right else []
     if twice.absent:
         notes.append(f"{', '.join(twice.absent)} cannot be differentiated twice: torch raises")
@@ -186,7 +186,7 @@ def _told(twice: SecondDerivatives) -> list[str]:
 
 
 def _of_smaller_batch(judge: Judge, part: CheckedStep, whole: Examined) -> list[Fault]:
-    """Return the mistakes that only a smaller batch shows."""
+    """Return mistakes that appear only with a smaller batch."""
     step, judge.step = judge.step, part
     try:
         found = judge.examine(judge.names, part.home, joint=judge.joint)

@@ -22,7 +22,7 @@ RIGHT = 1e-5
 WRONG = 1e-4
 """Relative error from which a gradient is wrong; the error of the differences is added 10 times."""
 NOISY = 1e-2
-"""Relative error of the differences from which nothing can be told."""
+"""Relative error of the differences from which they do not decide."""
 NEGLIGIBLE = 1e-9
 """Share of the largest gradient of the step that counts as 0."""
 

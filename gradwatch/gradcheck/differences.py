@@ -11,7 +11,7 @@ from typing import final
 STEPS = (1e-4, 1e-5, 1e-6, 1e-7, 1e-3, 1e-2)
 """Steps of the sweep, the most often sufficient one first, in units of the direction."""
 FIRST_STEPS = (1e-6, 1e-7)
-"""Steps at which a single central difference may agree with the expected derivative; kinks are seldom that near."""
+"""Steps at which a single central difference may agree with the expected derivative; kinks are rarely that close."""
 SUFFICIENT = 1e-7
 """Relative error at which the sweep ends."""
 AGREED = 1e-5
@@ -60,7 +60,7 @@ def slope(
         expected: Derivative at which to end early, if it is found: a mistake would not agree with it.
         unit: Multiple of the direction that the steps are parts of; see `unit_of`.
     """
-    # in float32, the noise asks for longer steps: with h ~ eps^(1/3), both errors are alike
+    # in float32, noise requires longer steps: with h ~ eps^(1/3), truncation and rounding are of one size
     factor = unit * (epsilon / sys.float_info.epsilon) ** (1 / 3)
     floor_of = _Floor(epsilon, noise)
     if math.isfinite(expected) and (agreed := _agreed(function, expected, typical, factor, floor_of)):
@@ -121,7 +121,7 @@ def _agreed(
         size = max(abs(value), typical)
         if error <= AGREED / 2 * size:
             return Slope(value=value, error=error)
-        if floor_of(step, high, low) > AGREED / 2 * size:  # the format is too coarse for steps as short as that
+        if floor_of(step, high, low) > AGREED / 2 * size:  # the format is too coarse for such short steps
             return None
     return None
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from gradwatch.gradcheck.compare import LeafComparison, LeafOutcome
-from gradwatch.gradcheck.options import tell_nobody
+from gradwatch.gradcheck.options import ignore_progress
 from gradwatch.gradcheck.stepping.cuts import Cut, GraphCuts
 from gradwatch.gradcheck.stepping.function_calls import CallLog, RecordedCall, followed, is_deliberate
 from gradwatch.gradcheck.stepping.step import CheckedStep, Gradients, Point
@@ -60,7 +60,7 @@ class Judge:
         step: The step.
         within: Time in seconds.
         allow: Names of custom Functions that may differ on purpose.
-        given: Gradients to judge instead of those of the step, by name.
+        given: Gradients to judge instead of the step's own, by name.
         names: Leaves to examine, or None for all.
         progress: Takes a text before each direction.
     """
@@ -73,7 +73,7 @@ class Judge:
         allow: Collection[str] = (),
         given: Mapping[str, Tensor] | None = None,
         names: Sequence[str] | None = None,
-        progress: Callable[[str], None] = tell_nobody,
+        progress: Callable[[str], None] = ignore_progress,
     ) -> None:
         self.step = step
         self._progress, self._begun = progress, 0
@@ -132,7 +132,7 @@ class Judge:
             hold: Whether a Function counts as its backward declares, in addition to those that are allowed.
             cuts: Cuts of the graph at the point, recorded before.
             held_cuts: Positions of the cuts whose values are kept.
-            grads: Gradients to judge, or None for those of the step.
+            grads: Gradients to judge, or None for the step's own.
             joint: Whether to move all leaves together.
             groups: Number of groups to move them in instead.
         """

@@ -1,4 +1,4 @@
-"""Hold what a check of gradients is asked to do, and of what."""
+"""Define the options and the target of a check of gradients."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Literal, final
 TargetKind = Literal["layer", "config", "run", "script"]
 
 
-def tell_nobody(text: str) -> None:
-    """Do nothing: nobody watches the progress."""
+def ignore_progress(text: str) -> None:
+    """Ignore the progress."""
 
 
 @final
@@ -31,17 +31,17 @@ class CheckOptions:
     allow: Collection[str] = ()
     within: float = 60.0
     second: bool = False
-    progress: Callable[[str], None] = tell_nobody
+    progress: Callable[[str], None] = ignore_progress
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckTarget:
-    """What the command line names.
+    """The target that the command line names.
 
     Args:
         text: A path, or `package.module:Layer` with its arguments if it needs any: `package.module:Layer(16)`.
-        kind: What it is.
+        kind: Kind of the target.
         inputs: Shape of each input of a layer, such as `8x16`; `8x16:100` for integers below 100.
         overrides: Changed settings of a config.
         step: Step of a run, or None for the one after the newest checkpoint.

@@ -28,7 +28,7 @@ class TensorVerdict:
         visible: Smallest relative mistake of this tensor's gradient that would have been seen; infinite if the gradient
             counts as 0 next to the others.
         visible_norm: Norm of the smallest mistake that would have been seen.
-        note: Why it cannot be told, or what is on purpose.
+        note: Why there is no verdict, or what is on purpose.
         forward_mode: The same derivative by forward-mode differentiation, or None where an operation lacks it.
     """
 
@@ -55,7 +55,7 @@ class Fault:
     """A mistake in a gradient.
 
     Args:
-        kind: What kind of mistake, such as `factor` or `transposed`.
+        kind: Kind of the mistake, such as `factor` or `transposed`.
         where: Function, hook, module, function of the step or parameter at fault.
         text: One sentence for people.
         tensors: Names of the parameters and inputs whose gradient it makes wrong.
@@ -78,7 +78,7 @@ class Fault:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """What a check looked at.
+    """The coverage of a check.
 
     Args:
         tensors: Number of tensors.
@@ -115,7 +115,7 @@ class GradientCheck:
     Args:
         tensors: Verdict on each tensor.
         faults: Mistakes, the first one the most certain.
-        coverage: What was checked.
+        coverage: Numbers of checked tensors, directions and points.
         notes: Differences on purpose, and what else a reader should know.
     """
 
@@ -160,7 +160,7 @@ class GradientCheck:
         return "\n".join(lines + self._power())
 
     def _power(self) -> list[str]:
-        """Return what size of mistake would have been seen, of the gradients that are not 0 and of those that are."""
+        """Return the smallest visible mistakes, for gradients that are not 0 and for gradients that are."""
         right = [t for t in self.tensors if t.verdict == "right"]
         seen = [t.visible for t in right if math.isfinite(t.visible)]
         lines = [f"  a mistake of {100 * max(seen):.2g} % of a tensor's gradient would have been seen"] if seen else []

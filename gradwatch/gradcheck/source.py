@@ -37,7 +37,7 @@ class FunctionSource:
             yield from sorted(found, key=lambda n: n.lineno)
 
     def simple(self, test: Callable[[ast.stmt], bool]) -> list[ast.stmt]:
-        """Return the statements that pass a test, in order; those with a body by what stands before the body."""
+        """Return the statements that pass a test, in order; compound statements by the part before their body."""
         return [s for s in self.statements() if test(_head(s))]
 
     def returned(self) -> list[tuple[ast.Return, list[ast.expr]]]:
@@ -78,7 +78,7 @@ class FunctionSource:
         # a value that is computed where it is used, not only named there
         inline = [value for value, _ in bad if not isinstance(value, (ast.Name, ast.Constant))]
         if shared and inline and any(_form(value) == _form(inline[0]) for value in good):
-            inline = []  # what is right is used in the same way
+            inline = []  # right values use the same statement
         if inline and (len(bad) == 1 or not shared):
             return self.place(inline[0])
         return self.place(max(shared, key=lambda s: s.lineno) if shared else bad[0][1])
@@ -110,7 +110,7 @@ class FunctionSource:
 
 
 NO_SOURCE = FunctionSource("", ast.parse("lambda: None", mode="eval").body)  # type: ignore[arg-type]  # a lambda
-"""The source of what is not written in Python, or not in a file."""
+"""The source of functions without Python code in a file."""
 
 
 def _form(expression: ast.expr) -> str:

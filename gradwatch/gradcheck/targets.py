@@ -41,7 +41,7 @@ def check_target(target: CheckTarget, options: CheckOptions) -> GradientCheck:
     """Check a layer or a function of tensors, the first step of a config, or a step of a run.
 
     Args:
-        target: What to check.
+        target: The layer, config, run or script to check.
         options: How to check it; the time is without the restoring.
     """
     if target.kind == "layer":
@@ -64,7 +64,7 @@ def measure_target(target: CheckTarget, *, is_whole: bool) -> Precision:
     """Measure the digits of a layer, the first step of a config, or a step of a run, in each format.
 
     Args:
-        target: What to measure. The outputs of a layer are projected to one number.
+        target: The step to measure. The outputs of a layer are projected to one number.
         is_whole: Whether to convert the model instead of autocast.
     """
     if target.kind == "layer":

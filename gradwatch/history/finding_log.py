@@ -1,4 +1,4 @@
-"""Keep the findings of a run: the open ones, and the ones that were withdrawn."""
+"""Keep the open and the withdrawn findings of a run."""
 
 from __future__ import annotations
 

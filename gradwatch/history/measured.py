@@ -25,7 +25,7 @@ def measured(history: History, table: Table, statistic: str) -> NDArray[np.bool_
     """
     known_TL: NDArray[np.bool_] = ~np.isnan(table.series(statistic)[1])
     if table is history.param and statistic in catalogue.SAMPLED_NAMES:
-        # the tensors of an optimizer group are sampled at the same steps, and are seldom all NaN
+        # the tensors of an optimizer group are sampled at the same steps, and are rarely all NaN
         groups_L = np.array([-1 if layer.group is None else layer.group for layer in history.info.layers])
         for group in np.unique(groups_L):
             known_TL[:, groups_L == group] = known_TL[:, groups_L == group].any(axis=1, keepdims=True)

@@ -17,7 +17,7 @@ def build(spec: DataSpec, *, name: str, **options: Any) -> nn.Module:
     """Return a torchvision model with as many outputs as the data asks for.
 
     Args:
-        spec: What the data is: images of as many channels as the model's first convolution takes.
+        spec: Description of the data: images with the channels of the model's first convolution.
         name: Such as `resnet18`.
         options: Keyword arguments of the model; `num_classes` is the data's by default, `weights` are handed on.
     """

@@ -75,7 +75,7 @@ def build(
     """Return a small convolutional network for images of shape (channels, height, width).
 
     Args:
-        spec: What the data is.
+        spec: Description of the data.
         channels: Filters of each block.
         kernel: Height and width of the filters; odd.
         normalization: Between each convolution and its activation.

@@ -102,7 +102,7 @@ def build(
     """Return a small decoder that predicts the next token at each position.
 
     Args:
-        spec: What the data is; the context is the length of its samples.
+        spec: Description of the data; the context is the length of its samples.
         layers: Blocks of attention and a network of four times the width.
         heads: Attention heads of each block; a divisor of the width.
         width: Length of the vectors that stand for a position.

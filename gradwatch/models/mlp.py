@@ -83,7 +83,7 @@ def build(
     """Return a fully connected network for classes or values.
 
     Args:
-        spec: What the data is.
+        spec: Description of the data.
         depth: Linear layers, the output layer included.
         width: Units of each hidden layer.
         activation: Between the layers.

@@ -36,7 +36,7 @@ Columns = NDArray[np.intp] | slice
 class OptimizerColumns(NamedTuple):
     """The columns of a row that one optimizer fills: all its parameters, and its parameters with histograms.
 
-    `owned_P` tells which parameters count in the total norm, since an optimizer holds them. None counts all.
+    `owned_P` marks the parameters that an optimizer holds, which count in the total norm. None counts all.
     """
 
     params: Columns

@@ -60,7 +60,7 @@ def build(
 
 
 def is_compiled(optimizer: Optimizer) -> bool:
-    """Return whether the update of an optimizer is compiled, as that of `build`."""
+    """Return whether the update of an optimizer is compiled, as `build` compiles it."""
     return type(optimizer).__module__ == "torchao.optim.adam"
 
 

@@ -49,7 +49,7 @@ class Advice:
         name: Short name, such as `optimal`: the cheapest modules to recompute. Joined changes have joined names.
         text: The change in words.
         changes: Settings by dotted key.
-        effect: What it does to the training.
+        effect: Its effect on the training.
         peak_bytes: Peak of the changed config.
         saved_bytes: Bytes by which the peak falls.
         extra_work: Work of a step that comes on top, relative to that without the change: the time paid, if the device
@@ -74,7 +74,7 @@ class Advice:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advised:
-    """What is known about a budget.
+    """The advice for a budget.
 
     Args:
         budget: Bytes that the training may take.
@@ -123,7 +123,7 @@ class Advisor:
     Args:
         planner: Plans the config and its variants.
         budget: Bytes that the training may take.
-        progress: Called with what is being planned.
+        progress: Called with a description of each plan.
         measured: Measured plan, whose times decide which modules are recomputed; or None.
     """
 

@@ -20,7 +20,7 @@ KEY = "train.activation_checkpointing"
 MAX_LIMITS = 6
 """Limits to try for the saved activations: the peak of a choice shows how far its limit was off."""
 MAX_LENGTHS = 5
-"""Lengths of segments to try beside sqrt(n), those closest to it, which needs the least memory of equal blocks."""
+"""Segment lengths to try around sqrt(n), which needs the least memory if all blocks are equal."""
 
 
 class Planner(Protocol):
@@ -94,7 +94,7 @@ def settle(planner: ConfigPlanner) -> Recomputation | None:
 def _optimal_modules(planner: Planner, budget: int, rows: Plan | None) -> Iterator[Recomputation]:
     """Yield the cheapest choice of modules whose plan fits, or if none does, the one with the lowest peak.
 
-    What the step needs beside its saved activations differs from choice to choice. So the limit of the activations
+    The memory of a step without its saved activations depends on the choice. So the limit of the activations
     moves by what the plan of the last choice is off, and is halved between a limit that fits and one that does not.
     """
     plain = planner.plan()

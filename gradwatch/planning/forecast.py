@@ -1,4 +1,4 @@
-"""Plan the memory of a training that has ended, so that the plan stands beside the measured peak."""
+"""Plan the memory of a training that has ended, to compare the plan with the measured peak."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 class Purpose(enum.StrEnum):
-    """What a storage is for."""
+    """The purpose of a storage."""
 
     WEIGHTS = "weights"
     GRADIENTS = "gradients"
@@ -141,13 +141,13 @@ class Ledger:
         self.live[Purpose.TEMPORARIES] -= nbytes
 
     def restart(self) -> None:
-        """Begin again with what is alive now."""
+        """Restart the peak from the storages that are alive."""
         self.largest, self.at_peak = dict(self.live), dict(self.live)
         self.peak, self.peak_phase = sum(self.live.values()), self.phase
         self.shared_peaks = [self._shared(shares) for shares in self.shares]
 
     def _storage(self, tensor: Tensor) -> torch.UntypedStorage | None:
-        # asking a tensor without data for its device is an operation of its own, and half of all the time
+        # reading the device of a tensor without data dispatches an operation: half of the total time
         device = tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
         if device.type != self.device or tensor.layout != torch.strided:
             return None

@@ -10,7 +10,7 @@ from typing import TypeAlias, final
 from gradwatch.planning.result import ModuleRow, work
 
 MAX_STATES = 256
-"""Choices to keep after each module: the cheapest for each of so many equal steps of bytes."""
+"""Choices to keep after each module: the cheapest in each of this many equal ranges of bytes."""
 
 
 def recomputation_cost(row: ModuleRow, device: str) -> float:

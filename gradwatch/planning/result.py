@@ -23,7 +23,7 @@ def work(flops: float, moved_bytes: float, device: str) -> float:
 @final
 @dataclass(slots=True, kw_only=True)
 class ModuleRow:
-    """What one module does in the passes of one micro-batch, with everything inside of it.
+    """The work and memory of one module in the passes of one micro-batch, including its submodules.
 
     Args:
         name: Name in the model; empty for the model itself.

@@ -20,10 +20,10 @@ class Sharing:
 
     Args:
         name: Short name, such as `fsdp2`.
-        text: What it does.
+        text: Effect of the way to share.
         shares: Fraction of each part that the device holds; 1 for the others.
         extra_bytes: Bytes that it takes on top.
-        price: What it costs, in words.
+        price: Its cost, in words.
         setting: Value of `train.parallel`, or None if a config has no setting for it.
     """
 
@@ -64,7 +64,7 @@ class SharedPlan:
 def plan_ranks(planner: ConfigPlanner, ranks: int) -> tuple[SharedPlan, ...]:
     """Return the peak of one of several ranks, which share each batch, for each way to share the rest.
 
-    Bytes beside the step are counted as if they were there all the time: in the buckets of DDP, a second copy of the
+    Bytes in addition to the step count as if they were allocated all the time: in the buckets of DDP, a copy of the
     gradients; of FSDP2, the gathered weights of two blocks and of what is in no block, with the gradients of one.
     """
     changes = {"data.batch_size": max(1, -(-planner.config.data.batch_size // ranks))}

@@ -45,7 +45,7 @@ def trace(
         mode: Mode of the model's tensors if they have no data, or None to run with real ones and measure time.
         notes: Sentences on what the plan leaves out.
         shares: Fractions of the parts of which to find the peaks too.
-        has_device_memory: Whether the device that is planned has memory of its own, as a GPU.
+        has_device_memory: Whether the planned device has its own memory, like a GPU.
     """
     ledger = Ledger(device=device.type, shares=shares)
     for parameter in model.parameters():

@@ -121,7 +121,7 @@ class ConfigPlanner:
 
         Raises:
             GradwatchError: The settings do not fit together: a mistake that training would report too.
-            Exception: What the step raised with tensors that have no data. A model of the user may raise anything.
+            Exception: Any error of the step with tensors that have no data. The user's model may raise anything.
         """
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         with preserved_random_state():

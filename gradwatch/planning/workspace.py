@@ -85,7 +85,7 @@ class _Form:
 def workspace_bytes(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *, device: str, flops: int = 0
 ) -> int | None:
-    """Return the bytes that an operation takes beside its outputs, or None if that would take too much to find out.
+    """Return the bytes that an operation allocates in addition to its outputs, or None if measuring costs too much.
 
     Which kernel runs, and what it allocates, depends on the machine. So each distinct operation runs once, on zeros: on
     a GPU, if there is one, as it is. On a CPU only convolutions have workspace. For a large batch they run with 16 and
@@ -183,6 +183,6 @@ def _allocations(
 
 
 def _peak(sizes: Sequence[int]) -> int:
-    """Return the largest sum of allocations beside the outputs, whose bytes end the list."""
+    """Return the peak of the allocations without the outputs, whose bytes end the list."""
     *changes, freed = sizes
     return max(0, max(itertools.accumulate(changes), default=0) + freed)

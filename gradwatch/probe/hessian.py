@@ -109,7 +109,7 @@ def hessian_of(model: nn.Module, loss: Callable[[], Tensor], *, caller: str) -> 
         GradwatchError: The loss depends on no trainable parameter or is not finite, or a parameter is complex.
     """
     params = [p for p in model.parameters() if p.requires_grad]
-    # autograd's products of complex parameters are those of no symmetric matrix
+    # with complex parameters, autograd's products belong to no symmetric matrix
     if complex_dtype := next((p.dtype for p in params if p.is_complex()), None):
         raise GradwatchError(
             f"{caller}: a parameter has dtype {complex_dtype}, expected real parameters; "

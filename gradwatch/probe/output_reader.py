@@ -1,4 +1,4 @@
-"""What reads the outputs of whole models at sampled steps, and the backward passes that start from them."""
+"""Define the readers of a model's outputs at sampled steps, and of the backward passes that start there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class OutputReader(Protocol):
     """Reads the outputs of a model between a forward pass and the end of the step.
 
     Attributes:
-        part: What is read, for messages about its failures.
+        part: Name of the reading, for messages about its failures.
     """
 
     part: ClassVar[str]

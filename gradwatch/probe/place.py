@@ -1,4 +1,4 @@
-"""Find the frames of the user's own code on the stack, and the lines they are at."""
+"""Find the frames of the user's code on the stack, and their current lines."""
 
 from __future__ import annotations
 

@@ -62,14 +62,14 @@ class Spectrum:
         ends = (
             f"from {self.smallest:.3g} +/- {self.smallest_error:.1g} to {self.largest:.3g} +/- {self.largest_error:.1g}"
         )
-        told = {
+        meaning = {
             "bends up": "the loss bends up in some directions and down in none",
             "bends down": "the loss bends down in some directions and up in none",
             "saddle": "the loss bends up in some directions and down in others: a saddle",
             "flat": "no eigenvalue can be told from 0",
         }[self.shape]
         end = "" if self.converged else "; not converged: raise max_products"
-        return f"eigenvalues of the Hessian {ends}; {told}; the gradient has norm {self.slope:.3g}{end}"
+        return f"eigenvalues of the Hessian {ends}; {meaning}; the gradient has norm {self.slope:.3g}{end}"
 
 
 def spectrum(

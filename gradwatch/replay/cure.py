@@ -32,7 +32,7 @@ FASTER = (10.0, 100.0, 1000.0)
 TOLERANCE = 0.02
 """Validation accuracy that a cure may lose: about the difference of two seeds on a few hundred samples."""
 LITTLE = 0.1
-"""Minimum decrease of the loss, as a fraction. A training that hardly learns may have no findings for that reason."""
+"""Minimum decrease of the loss, as a fraction. A training that barely learns may have no findings for that reason."""
 FIRST = 5
 """Number of first losses to take the median of, as the loss at the beginning."""
 NOTHING = (0, 0, 0)  # rank of a cure that leaves no problem
@@ -126,9 +126,9 @@ def find_cure(runner: TrialRunner, verifications: Sequence[Verification]) -> Cur
 
 def to_yaml(cure: Cure, *, run: Path, name: str = "cure.yaml") -> str:
     """Format a cure as YAML for `gradwatch train config.yaml --set-file`, the smallest change first, with reasons."""
-    told = "healthy" if not cure.left else f"not healthy yet: {', '.join(cure.left)}"
+    outcome = "healthy" if not cure.left else f"not healthy yet: {', '.join(cure.left)}"
     lines = [
-        f"# Fix for {run}: trained {cure.steps:,} steps with it; the run was {told}.",
+        f"# Fix for {run}: trained {cure.steps:,} steps with it; the run was {outcome}.",
         f"# Apply it: gradwatch train {run / CONFIG} --set-file {name}",
     ]
     ordered = sorted(cure.changes, key=lambda c: len(c.patch))

@@ -1,4 +1,4 @@
-"""Read the incidents of a run, and locate the first bad operation of a step that a loop of the user's own saved."""
+"""Read the incidents of a run, and locate the first bad operation of a step that a user's own loop saved."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Incident:
         """Read the saved state.
 
         A training from a config has `snapshot` (state of the training, or None), `window` (the batches) and `rows`. A
-        loop of the user's own has `snapshot`, `random` (states of the generators), `window` (inputs of the first
+        user's own loop has `snapshot`, `random` (states of the generators), `window` (inputs of the first
         forward pass) and, if the loop passes it to `Monitor.step`, `batch`.
 
         Raises:

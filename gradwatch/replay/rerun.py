@@ -165,7 +165,7 @@ def rerun(run: Path, *, step: int | None = None, until: int | None = None) -> Re
         run_until(session, last + 1)
         again = rows(session.pipeline.history, first=source.begins_at)
         before = recorded(source)
-        # of several ranks, the hash in the row of a step is that of a part of its batch
+        # with several ranks, the row of a step has the hash of a part of its batch
         differences, counts = compare_rows(before, again, tolerance=tolerance, without=(HASH,) if ranks else ())
         differences += _different_batches(run, ranks) if ranks else ()
         now = machine(session.device)

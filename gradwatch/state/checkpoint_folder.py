@@ -102,7 +102,7 @@ def manifest(folder: Path) -> Manifest:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Verify the checksums of a checkpoint, and return its state with whole tensors: of several ranks, that of rank 0.
+    """Verify the checksums of a checkpoint, and return its state with whole tensors; with several ranks, rank 0's.
 
     Raises:
         DamagedError: The checkpoint differs from the written one.

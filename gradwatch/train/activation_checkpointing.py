@@ -18,7 +18,7 @@ from gradwatch.errors import GradwatchError
 from gradwatch.train.blocks import outermost_containers
 
 Save = Literal["nothing", "matmuls"]
-"""What a recomputed module keeps next to its input."""
+"""The tensors that a recomputed module keeps in addition to its input."""
 aten = torch.ops.aten
 MATMULS = [
     aten.mm.default,
@@ -57,7 +57,7 @@ def every_blocks(model: nn.Module, k: int, *, save: Save = "nothing") -> int:
     Args:
         model: Changed in place; its parameters keep their names.
         k: Blocks between two kept inputs.
-        save: What the recomputed segments keep next to their inputs.
+        save: The tensors that recomputed segments keep in addition to their inputs.
 
     Returns:
         Number of recomputed segments.
@@ -99,7 +99,7 @@ def matching_modules(model: nn.Module, patterns: Sequence[str], *, save: Save = 
     Args:
         model: Changed in place.
         patterns: Patterns of names.
-        save: What the recomputed modules keep next to their inputs.
+        save: The tensors that recomputed modules keep in addition to their inputs.
     """
     names = [n for n, _ in model.named_modules() if n and any(fnmatch.fnmatchcase(n, p) for p in patterns)]
     outer = [n for n in names if not any(n.startswith(f"{other}.") for other in names)]

@@ -24,7 +24,7 @@ def numbered(batches: Batches | StreamBatches) -> Batches:
     """Return batches that can be read by number.
 
     Raises:
-        GradwatchError: They are those of a stream.
+        GradwatchError: The batches are of a stream.
     """
     if isinstance(batches, StreamBatches):
         raise GradwatchError("data: the batches of a stream have no numbers, so one of them cannot be read again")

@@ -33,10 +33,12 @@ def check(directory: Path, config: Config) -> Config:
     then, now = flat(before.model_dump()), flat(config.model_dump())
     changed = [key for key in then | now if _is_kept(key) and then.get(key) != now.get(key)]
     if changed:
-        told = "; ".join(f"{key}: the run has {_shown(then.get(key))}, got {_shown(now.get(key))}" for key in changed)
+        differences = "; ".join(
+            f"{key}: the run has {_shown(then.get(key))}, got {_shown(now.get(key))}" for key in changed
+        )
         raise RunError(
-            f"--resume: {told}; a run goes on with the model, data, loss, optimizer and schedule that it began with. "
-            "Leave that as it is, or train again from the start"
+            f"--resume: {differences}; a run goes on with the model, data, loss, optimizer and schedule that it "
+            "began with. Leave that as it is, or train again from the start"
         )
     return before
 

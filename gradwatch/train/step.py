@@ -31,7 +31,7 @@ AUTOCAST_DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Source(enum.IntEnum):
-    """What is not finite on a rank: nothing, its loss although its inputs are finite, or loss and inputs."""
+    """The non-finite part of a rank's step: none, the loss of finite inputs, or loss and inputs."""
 
     NOTHING = 0
     LOSS = 1
@@ -45,7 +45,7 @@ class Passes(NamedTuple):
         loss: Mean loss over all counted targets; of all ranks.
         finite: Whether the loss is finite on every rank.
         samples: Samples in the step; of all ranks.
-        sources: What is not finite, by rank; empty with one process.
+        sources: The non-finite part, by rank; empty with one process.
     """
 
     loss: float
@@ -72,7 +72,7 @@ class StepResult:
         skipped: Whether the update was skipped.
         finite: Whether loss and gradient were finite; with a GradScaler, which handles overflow, only the loss.
         loss_scale: Scale of the GradScaler during the step; 1 without one.
-        sources: What was not finite, by rank; empty with one process.
+        sources: The non-finite part, by rank; empty with one process.
     """
 
     loss: float

@@ -186,7 +186,7 @@ def test_a_bug_is_a_traceback_with_a_code_that_means_nothing_else(gradwatch, con
     assert "deep inside" in result.err
 
 
-def test_a_bug_of_gradwatch_is_told_as_such_in_the_last_line(gradwatch, config, monkeypatch):
+def test_a_bug_of_gradwatch_is_reported_as_such_in_the_last_line(gradwatch, config, monkeypatch):
     def crash(*_, **__):
         raise KeyError("deep inside")
 

@@ -121,7 +121,7 @@ def test_the_newest_run_comes_first_and_others_orders_can_be_asked_for(gradwatch
     assert order("--sort", "val_loss", "--reverse") == "abc", "what is not known stays last"
 
 
-def test_the_gravest_of_each_kind_is_told_the_gravest_kind_first(gradwatch, record, tmp_path):
+def test_the_gravest_of_each_kind_is_reported_the_gravest_kind_first(gradwatch, record, tmp_path):
     record(
         "ill",
         found=[("dead-layer", Severity.WARNING), ("non-finite", Severity.INFO), ("non-finite", Severity.CRITICAL)],
@@ -237,5 +237,5 @@ def test_a_table_fits_the_terminal_and_tells_what_was_found(record, width):
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(-5, "0 s"), (59, "59 s"), (120, "2 min"), (7300, "2 h"), (2e5, "2 d")])
-def test_ages_are_told_in_their_largest_unit(seconds, text):
+def test_ages_are_reported_in_their_largest_unit(seconds, text):
     assert age(seconds) == text

@@ -183,7 +183,7 @@ def test_a_config_that_writes_out_all_defaults_is_quiet(write):
         ("schedule.warmup_steps=0", 320, ""),
     ],
 )
-def test_a_warm_up_longer_than_the_run_is_told_once_the_data_tell_the_steps(write, schedule, length, beginning):
+def test_a_warm_up_longer_than_the_run_is_reported_once_the_data_tell_the_steps(write, schedule, length, beginning):
     config = load_config(write(), ["train={epochs: 10}", schedule])
 
     told = long_warmup(config, length=length)

@@ -52,7 +52,7 @@ def test_later_files_are_stronger_and_set_is_strongest(write, change):
     assert set_too.optim.options["lr"] == 3.0
 
 
-def test_a_mistake_in_it_is_told_with_its_file_and_line(write, change):
+def test_a_mistake_in_it_is_reported_with_its_file_and_line(write, change):
     path = change("# a cure\noptim:\n  learning_rate: 0.5\ntrain:\n  precision: fp8\n")
 
     with pytest.raises(ConfigError) as caught:
@@ -64,13 +64,13 @@ def test_a_mistake_in_it_is_told_with_its_file_and_line(write, change):
     assert any("got 'fp8'" in t and t.endswith(f"({path}, line 5)") for t in texts)
 
 
-def test_a_key_that_it_sets_twice_is_told_with_its_file(write, change):
+def test_a_key_that_it_sets_twice_is_reported_with_its_file(write, change):
     path = change("optim: {lr: 1.0, lr: 2.0}\n")
 
     with pytest.raises(ConfigError, match=r"optim.lr: is set twice.*cure.yaml, line 1"):
         load_config(write(), changes=[path])
 
 
-def test_a_file_that_is_missing_is_told(write, tmp_path):
+def test_a_file_that_is_missing_is_reported(write, tmp_path):
     with pytest.raises(ConfigError, match="there is no such file"):
         load_config(write(), changes=[tmp_path / "nothing.yaml"])

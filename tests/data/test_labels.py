@@ -160,7 +160,7 @@ def test_two_datasets_of_a_user_must_number_classes_alike(tmp_path):
         from_target(both)
 
 
-def test_a_class_of_validation_alone_is_told(save):
+def test_a_class_of_validation_alone_is_reported(save):
     inputs = torch.zeros(6, 2)
     train, val = TensorDataset(inputs, torch.tensor([0, 0, 0, 3, 3, 3])), TensorDataset(inputs, torch.tensor([1] * 6))
 

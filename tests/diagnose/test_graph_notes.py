@@ -16,7 +16,7 @@ def told(made, detector):
     return diagnosis
 
 
-def test_the_formula_behind_a_nan_is_told_and_raises_the_certainty():
+def test_the_formula_behind_a_nan_is_reported_and_raises_the_certainty():
     def sick():
         return Synthetic(steps=60).non_finite(step=40, lasting=True)
 
@@ -32,7 +32,7 @@ def test_the_formula_behind_a_nan_is_told_and_raises_the_certainty():
     assert "autograd graph" not in plain.because
 
 
-def test_the_log_of_a_softmax_is_told_where_nothing_more_telling_was_read():
+def test_the_log_of_a_softmax_is_reported_where_nothing_more_telling_was_read():
     made = Synthetic(steps=60).non_finite(step=40, lasting=True).add_event(LOG_OF_SOFTMAX, step=0, text="log(0)")
     assert "In the autograd graph of the loss: log(0)." in told(made, NonFinite()).because
 

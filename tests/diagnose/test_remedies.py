@@ -120,7 +120,7 @@ def test_clipping_is_no_cure_where_the_step_ignores_the_scale_of_the_gradient(op
     assert len(remedies(["clip"], case_of(optimizer=f"{optimizer}+SGD"))) == 1
 
 
-def test_an_option_that_the_model_lacks_is_told_as_code(settings):
+def test_an_option_that_the_model_lacks_is_reported_as_code(settings):
     taken = {key: value for key, value in settings().items() if key != "model.init"}
 
     (remedy,) = remedies(["kaiming"], case_of(taken, modules=[("body.0", "Linear", (8, 4))]))
@@ -234,7 +234,7 @@ def test_a_warm_up_in_epochs_is_counted_in_epochs(settings):
     assert remedy.text == "epoch 2 of a warm-up of 400 in a run of 40 epochs: set schedule.warmup_steps to 2"
 
 
-def test_an_own_warm_up_is_told_without_a_rate_to_set():
+def test_an_own_warm_up_is_reported_without_a_rate_to_set():
     (remedy,) = remedies(["raise_rate"], case_of(numbers=replace(STEADY, **LOW), total_steps=320))
 
     assert remedy.text.endswith("shorten its warm-up")

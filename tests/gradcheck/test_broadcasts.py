@@ -48,7 +48,7 @@ def told(combine):
 
 
 @pytest.mark.parametrize("name", UNINTENDED)
-def test_a_column_against_a_row_is_told_with_its_line(name):
+def test_a_column_against_a_row_is_reported_with_its_line(name):
     notes = told(UNINTENDED[name])
 
     line = UNINTENDED[name].__code__.co_firstlineno
@@ -58,7 +58,7 @@ def test_a_column_against_a_row_is_told_with_its_line(name):
 
 
 @pytest.mark.parametrize("name", ON_PURPOSE)
-def test_pairs_on_purpose_are_not_told(name):
+def test_pairs_on_purpose_are_not_reported(name):
     assert not told(ON_PURPOSE[name])
 
 

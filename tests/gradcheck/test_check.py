@@ -155,7 +155,7 @@ def test_a_function_that_differs_on_purpose_can_be_allowed_by_name():
     assert any("Doubled" in note for note in found.notes)
 
 
-def test_the_law_of_the_batch_is_told():
+def test_the_law_of_the_batch_is_reported():
     layer = nn.Linear(4, 3)
     norm = nn.BatchNorm1d(4)
     batch = torch.randn(8, 4)
@@ -223,7 +223,7 @@ def test_of_a_gradient_that_is_0_the_absolute_size_of_a_visible_mistake_is_said(
     assert float(seen.split()[3]) < 1, "percent"
 
 
-def test_the_progress_is_told_before_each_direction():
+def test_the_progress_is_reported_before_each_direction():
     torch.manual_seed(0)
     model, told = nn.Linear(4, 2), []
 

@@ -69,7 +69,7 @@ def test_the_first_bit_and_the_first_difference_beyond_rounding_are_told_apart()
     assert found.rounding.step == 5, "1e-4 is the first above 6.1e-5"
 
 
-def test_of_what_parts_at_one_step_the_first_in_the_step_s_order_is_told():
+def test_of_what_parts_at_one_step_the_first_in_the_step_s_order_is_reported():
     def change(step, run, param_SL):
         if step >= 3:
             run["loss"] += 1

@@ -101,7 +101,7 @@ def test_without_a_run_directory_it_is_a_mistake():
         gradwatch.watch(model, torch.optim.SGD(model.parameters()), record=True)
 
 
-def test_a_training_too_large_for_the_memory_is_told_and_the_batch_still_written(tmp_path):
+def test_a_training_too_large_for_the_memory_is_reported_and_the_batch_still_written(tmp_path):
     model = nn.Linear(1024, 600)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     with gradwatch.watch(model, optimizer, run=tmp_path / "run", record=StepRecord(memory_mb=1)) as monitor:

@@ -71,7 +71,7 @@ def verification(*changes, reproduced=True):
     )
 
 
-def test_each_set_of_changes_is_told_before_it_is_tried(run):
+def test_each_set_of_changes_is_reported_before_it_is_tried(run):
     stage = Stage(run, ill=lambda patch: patch.keys() != LOWER.patch.keys() | CLIP.patch.keys())
 
     find_cure(stage, [verification(LOWER, CLIP)])

@@ -162,7 +162,7 @@ def test_asking_leaves_the_run_and_the_random_numbers_of_this_process_as_they_we
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_data_that_have_changed_are_told(recorded, tmp_path):
+def test_data_that_have_changed_are_reported(recorded, tmp_path):
     with np.load(recorded.parents[1] / "data.npz") as file:
         arrays = dict(file)
     arrays["x"][STEP * 16 - 1] += 1e-3

@@ -75,7 +75,7 @@ def test_the_formula_of_a_loss_of_ones_own_is_read(tmp_path, monkeypatch, loss):
     assert "graph-unread" not in {event.kind for event in history.events}
 
 
-def test_a_gradient_that_explodes_through_a_recurrence_is_told_as_in_a_loop_of_ones_own(tmp_path, monkeypatch):
+def test_a_gradient_that_explodes_through_a_recurrence_is_reported_as_in_a_loop_of_ones_own(tmp_path, monkeypatch):
     class Recurrent(torch.nn.Module):
         def __init__(self):
             super().__init__()

@@ -133,7 +133,7 @@ watch: {{activations_every: 2}}
 
 
 @pytest.mark.parametrize("steps", [8, 15, 24])
-def test_what_takes_several_looks_to_see_is_told_at_the_same_step_of_a_resumed_run(tmp_path, monkeypatch, steps):
+def test_what_takes_several_looks_to_see_is_reported_at_the_same_step_of_a_resumed_run(tmp_path, monkeypatch, steps):
     generator = np.random.default_rng(0)
     inputs, labels = generator.normal(size=(2000, 8)).astype(np.float32), generator.integers(0, 4, 2000)
     np.savez(tmp_path / "unknowable.npz", x=inputs, y=labels)

@@ -35,7 +35,7 @@ def print_plan(console: Console, plan: Plan, *, limit: int, measured: Plan | Non
         console: Console to print to.
         plan: The plan.
         limit: Bytes that the training may take.
-        measured: What the step needed when it ran, or None.
+        measured: The measured memory of the step, or None if it did not run.
     """
     fits = plan.peak_bytes <= limit
     console.print(
@@ -63,7 +63,7 @@ def print_advice(console: Console, advised: Advised) -> None:
 
     Args:
         console: Console to print to.
-        advised: What is known about the budget.
+        advised: The advice for the budget.
     """
     from gradwatch.planning.advice import EFFECTS
 

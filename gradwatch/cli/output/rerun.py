@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 DIFFERENCES = 6
 """Most differences shown, the earliest first."""
 STEPS = 12
-"""Most steps shown one by one."""
+"""Maximum number of steps shown one by one."""
 
 
 def print_rerun(console: Console, rerun: Rerun) -> None:

@@ -95,7 +95,7 @@ def verify_run(
         history: Recorded history of the run.
         diagnoses: Diagnoses of its findings.
         options: What to do.
-        progress: Shows what is tried.
+        progress: Shows the trial in progress.
 
     Raises:
         GradwatchError: The run cannot be trained again, or there is no change to compare.

@@ -23,9 +23,9 @@ from gradwatch.gradcheck.stepping.step import eager
 from gradwatch.mistakes import IN_STEPS
 
 MOVE = 0.01
-"""Relative change of parameters that must move a loss that depends on them."""
+"""Relative change of parameters that changes every loss that depends on them."""
 NOISE_MARGIN = 10
-"""Multiple of the change of a loss by one unit in the last place of the parameters, below which it did not move."""
+"""Multiple of the noise of a loss below which it did not move; a change of the parameters by 1 ulp makes the noise."""
 
 
 def audit_step(
@@ -35,7 +35,7 @@ def audit_step(
     optimizer: Optimizer,
     allow: Collection[str] = (),
 ) -> StepAudit:
-    """Check whether a training step makes the update that it is meant to, stage by stage.
+    """Check stage by stage whether a training step makes the intended update.
 
     The step runs twice as it is, and again with moved weights if a parameter gets no gradient. Hooks record its
     backward passes, unscaling, clipping, updates and schedules. Each stage is compared with the plain formula on the
@@ -68,7 +68,7 @@ def run_audit(
     reached: Sequence[Any] = (),
     allow: Collection[str] = (),
 ) -> StepAudit:
-    """Audit a step that reaches further objects with a state, which its closure does not show; see `audit_step`."""
+    """Audit a step that reaches stateful objects outside of its closure; see `audit_step`."""
     check_allowed(allow)
     state = ReachedState(step, model, optimizer, batch, *reached)
     try:

@@ -1,4 +1,4 @@
-"""Recognise changes of gradients and weights that no function of torch made: by a factor, or by a multiple of w."""
+"""Recognize updates that the loop makes by hand: gradients times a factor, or plus a multiple of the weights."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _gradient_change(event: StepEvent, later: StepEvent, held: Sequence[int]) ->
     before, after = flat([a for _, a, _ in known]), flat([b for _, _, b in known])
     rounding = CANCELLED * max(torch.finfo(a.dtype).eps for _, a, _ in known) * norm(before)
     weights = flat([event.after.weights[i] for i, _, _ in known])
-    decay = multiple(after - before, weights, noise=rounding)  # first: a small one hardly changes the gradient
+    decay = multiple(after - before, weights, noise=rounding)  # first: a small decay barely changes the gradient
     if math.isfinite(decay):
         return HandChange(event, decay=decay)
     return HandChange(event, factor=multiple(after, before))
@@ -72,7 +72,7 @@ def multiple(vector: Tensor, of: Tensor, *, noise: float = 0.0) -> float:
     Args:
         vector: float64, flat; at least 2 elements.
         of: The other one.
-        noise: Length that does not count.
+        noise: Length below which a vector counts as zero.
     """
     square = to_float(of @ of)
     if vector.numel() < 2 or not square or not math.isfinite(square) or norm(vector) <= noise:

@@ -1,4 +1,4 @@
-"""Hold what the judges of the stages look at: the events of a step, and its parameters with their names."""
+"""Hold the events of a step and its named parameters, which the judges of the stages read."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class AuditedStep:
         batch: Parts of the batch.
         watched: Parameters of the model and of the optimizer.
         names: Their names.
-        held: Indices of those that the optimizer holds.
-        own: Indices of those of the model.
-        elsewhere: Indices of those that other optimizers hold.
+        held: Indices of the tensors that the optimizer holds.
+        own: Indices of the model's tensors.
+        elsewhere: Indices of the tensors that other optimizers hold.
         events: Events of the step.
         windows: Windows of the updates by the optimizer.
         losses_move: Says whether the losses of the step change with some parameters; None if it cannot run again.
@@ -79,7 +79,7 @@ class AuditedStep:
         return gradient_changes(window, self.held)
 
     def are_micro(self, passes: Sequence[StepEvent]) -> bool:
-        """Return whether passes are for certain those of micro-batches."""
+        """Return whether passes certainly belong to micro-batches."""
         return micro_batches(passes, self.batch)
 
     def tensors(self, indices: Sequence[int]) -> tuple[str, ...]:

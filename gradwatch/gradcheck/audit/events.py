@@ -1,4 +1,4 @@
-"""What a recorder sees of a step: its passes, scalings, clips, updates and schedules, with the tensors around each."""
+"""Define the events of a step: passes, scalings, clips, updates and schedules, with the tensors around each."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ class InputMemory:
 @final
 @dataclass(slots=True, kw_only=True, eq=False)  # an event is itself: tensors have no truth value
 class StepEvent:
-    """Something that a step did.
+    """One event of a step.
 
     Args:
-        kind: What it was.
+        kind: Kind of the event.
         before: The tensors before it.
         after: The tensors after it.
-        place: The statement of the user's.
+        place: The statement in the user's code.
         losses: Of a backward pass: the calls that reduced to a loss since the last one.
         parts: Of a backward pass: inputs of the forward passes since the last one.
         loss: Of a backward pass: the sum of the values that it began at.

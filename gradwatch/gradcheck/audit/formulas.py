@@ -17,7 +17,7 @@ PLAIN = {"foreach": False, "fused": False, "capturable": False, "differentiable"
 
 
 def has_formula(optimizer: Optimizer) -> bool:
-    """Return whether the class has an implementation as a for-loop over the parameters, as those of torch do."""
+    """Return whether the class implements its update as a for-loop over the parameters, as torch's optimizers do."""
     return "foreach" in optimizer.defaults
 
 

@@ -19,7 +19,7 @@ MAX_DIVISOR = 4096
 
 
 def judge_loss(case: AuditedStep, window: Window) -> Outcome:
-    """Compare the weight of each micro-batch in the sum with that of a mean over the whole batch."""
+    """Compare the weight of each micro-batch with its weight in a mean over the whole batch."""
     passes = window.used
     if not passes:
         return NO_PASSES
@@ -57,7 +57,7 @@ def judge_loss(case: AuditedStep, window: Window) -> Outcome:
 
 
 def judge_gradient(case: AuditedStep, window: Window) -> Outcome:
-    """Compare the gradient with that of the loss: a second weight decay, or a part that gets none."""
+    """Compare the gradient with the loss's own: find a second weight decay, or a part without gradient."""
     if not window.passes:
         return NO_PASSES
     return _decay_in_the_loss(case, window) or _decay_in_the_gradient(case, window) or _dropped(case, window)
@@ -99,7 +99,7 @@ def _means_of_means(case: AuditedStep, window: Window) -> Outcome:
         counts = [c.count for c in calls]
         if all(c.reduction == "mean" and c.is_loss for c in calls) or all(_is_near(s, 1 / len(passes)) for s in shares):
             is_unequal = len(set(counts)) > 1 and all(_is_near(s, shares[0]) for s in shares)
-        else:  # a sum that is divided by a count of its own
+        else:  # a sum that is divided by its own count
             divisors = [c.count / s for c, s in zip(calls, shares, strict=True) if s]
             is_whole = len(divisors) == len(calls) and all(_is_near(d, round(d)) and d >= 1 for d in divisors)
             is_sum = all(c.reduction == "sum" for c in calls)
@@ -172,7 +172,7 @@ def _dropped(case: AuditedStep, window: Window) -> Outcome:
 
 
 def _ratio_with_old(case: AuditedStep, window: Window) -> float:
-    """Return how long the gradient is, compared with that of this step alone."""
+    """Return the norm of the gradient over the norm of this step's own gradient."""
     last = window.passes[-1]
     start = window.passes[0].before
     pairs = [(last.after.grads[i], start.grads[i]) for i in case.held]

@@ -16,7 +16,7 @@ def judge_parameters(case: AuditedStep) -> Deviation | None:
 
 
 def judge_order(case: AuditedStep) -> Deviation | str | None:
-    """Say if updates are missing, repeated or too early; a text if it cannot be told, None if all is right."""
+    """Report missing, repeated or early updates; a text if the events do not show it, None if all are right."""
     if not case.windows:
         return _no_update(case)
     first, *others = case.windows
@@ -81,7 +81,7 @@ def _left_out(case: AuditedStep) -> Deviation | None:
 
 
 def _frozen(case: AuditedStep) -> Deviation | None:
-    """Say if a small part of what the optimizer holds is frozen, and the loss depends on it."""
+    """Report a small frozen part of the optimizer's parameters on which the loss depends."""
     frozen = [i for i in case.held if i in case.own and not case.watched[i].requires_grad]
     if not frozen or not case.is_minority(frozen, case.held):
         return None

@@ -30,9 +30,9 @@ class EventRecorder:
 
     Args:
         watched: Parameters of the model and of the optimizer.
-        models: Models whose inputs tell the micro-batches.
-        spaces: Globals of the user's, in which torch's functions may be known by name.
-        caller: Function that calls the step; the statements of the user's are inside of it.
+        models: Models whose inputs identify the micro-batches.
+        spaces: Globals of the user's functions, which may hold torch's functions by name.
+        caller: Function that calls the step; the user's statements run inside it.
         calls: Collects the losses if it is active already; by default, they are collected while recording.
     """
 
@@ -62,7 +62,7 @@ class EventRecorder:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Record what is called inside."""
+        """Record the calls made inside."""
         with ExitStack() as stack:
             stack.callback(register_optimizer_step_pre_hook(self._before_update).remove)
             stack.callback(register_optimizer_step_post_hook(self._after_update).remove)
@@ -200,7 +200,7 @@ class EventRecorder:
 
     def _around_clip(self, run: Callable[..., Any]) -> Callable[..., Any]:
         def clip(parameters: Any, *args: Any, **options: Any) -> Any:
-            if self._is_clipping:  # one of torch's that another one calls
+            if self._is_clipping:  # a function of torch that another one calls
                 return run(parameters, *args, **options)
             given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
             before = self.snapshot()
@@ -227,7 +227,7 @@ class EventRecorder:
                 return run(scheduler, *args, **options)
             finally:
                 self._depth -= 1
-                is_first = getattr(scheduler, "_step_count", 0) == 1  # of its constructor
+                is_first = getattr(scheduler, "_step_count", 0) == 1  # the constructor makes this step
                 if self._depth == 0 and not is_first:  # not one that another scheduler steps
                     self._add("schedule", self.snapshot(), owner=scheduler)
 
@@ -241,7 +241,7 @@ class EventRecorder:
         event.state = {
             self.index[id(p)]: {k: v.clone() if isinstance(v, Tensor) else copy.copy(v) for k, v in values.items()}
             for p, values in optimizer.state.items()
-            if id(p) in self.index and has_formula(optimizer)  # the state of another may not be dense
+            if id(p) in self.index and has_formula(optimizer)  # other states may not be dense
         }
         event.limit = {
             name: float(value)

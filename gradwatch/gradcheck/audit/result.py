@@ -19,13 +19,13 @@ StageVerdict = Literal["as meant", "differs", "not seen"]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deviation:
-    """A stage that does something else than it was meant to.
+    """A stage that differs from its purpose.
 
     Args:
-        kind: What kind of mistake, such as `loss-not-divided`.
+        kind: Kind of the mistake, such as `loss-not-divided`.
         text: One sentence for people.
         place: The statement.
-        ratio: What the stage gave, divided by what was meant; nan if it is no multiple.
+        ratio: Result of the stage over the intended result; nan if it is no multiple.
         tensors: Names of the parameters concerned.
         stage: The stage; set by `judged`.
     """
@@ -74,7 +74,7 @@ class StepAudit:
         differences: All mistakes, in the order of the stages.
         passes: Number of backward passes before the last update.
         updates: Number of updates by the optimizer.
-        notes: What else a reader should know.
+        notes: Further remarks.
     """
 
     stages: tuple[Stage, ...]

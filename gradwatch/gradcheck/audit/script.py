@@ -28,7 +28,7 @@ from gradwatch.gradcheck.audit.windows import is_zero, windows
 from gradwatch.gradcheck.stepping.engine import backward_engine, is_inner_pass, put_engine
 
 UPDATES = 2
-"""Updates to record: the second shows what the first leaves behind."""
+"""Updates to record: the second shows the gradients that the first leaves."""
 MAX_PASSES = 128
 """Backward passes to record at most: each keeps copies of the gradients."""
 
@@ -60,7 +60,7 @@ def audit_script(script: Path, arguments: Sequence[str], *, allow: Collection[st
 
 @final
 class _Enough(BaseException):
-    """Ends a script of which enough is recorded; no Exception, which the script may catch."""
+    """End a script after enough is recorded. It is no `Exception`, which the script could catch."""
 
 
 @final
@@ -73,7 +73,7 @@ class _Recording:
         self._calls = LossCalls()
         self._drawn: list[Any] = []
         self._stack = contextlib.ExitStack()
-        self._others = weakref.WeakSet(live(Optimizer))  # of this process, not of the script
+        self._others = weakref.WeakSet(live(Optimizer))  # gradwatch's own, not the script's
         self._optimizers: list[Optimizer] = []
         self._models: list[nn.Module] = []
         self._names: list[str] = []

@@ -19,7 +19,7 @@ def audit_target(target: CheckTarget, *, allow: Collection[str]) -> StepAudit:
     """Audit the updates of a script, or the first step of a config, or a step of a run from its restored state.
 
     Args:
-        target: What to audit.
+        target: The script, config or run to audit.
         allow: Kinds of differences that are on purpose.
     """
     if target.kind == "script":

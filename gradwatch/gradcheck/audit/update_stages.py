@@ -19,15 +19,15 @@ from gradwatch.gradcheck.stepping.tensors import norm
 from gradwatch.probe.device.sync import to_float
 
 MARGIN = 8
-"""The update may be off by as many times as it moves if its inputs move by one unit in the last place."""
+"""Tolerance of the update, in units of its change if its inputs change by one unit in the last place."""
 VISIBLE = 1e-3
-"""Deviation that counts, as part of the update."""
+"""Minimum deviation to report, as a fraction of the update."""
 LOST_FRAC = 0.9
 """InputMemory of the weights that an update may leave where they were by rounding."""
 
 
 def judge_unscale(case: AuditedStep, window: Window) -> Outcome:
-    """Compare the factor that the gradient of the update still has with 1."""
+    """Check that no loss scale is left in the gradient of the update."""
     scaled = [p for p in window.used if p.scale != 1.0]
     if not scaled:
         return "no loss was scaled"
@@ -52,7 +52,7 @@ def judge_unscale(case: AuditedStep, window: Window) -> Outcome:
 
 
 def judge_clip(case: AuditedStep, window: Window, after: Sequence[StepEvent]) -> Outcome:
-    """Compare the place of the clipping, and its parameters, with those of the update.
+    """Check that clipping comes right before the update, and covers its parameters.
 
     Args:
         case: The step.
@@ -129,7 +129,7 @@ def judge_update(case: AuditedStep, window: Window) -> Outcome:
 
 
 def _ratio_to_the_formula(case: AuditedStep, update: StepEvent, index: int) -> float | None:
-    """Return the update divided by that of the formula, or None if they agree up to rounding."""
+    """Return the update over the update of the formula, or None if they agree up to rounding."""
     grad, old, new = update.before.grads[index], update.before.weights[index], update.after.weights[index]
     if grad is None or grad.is_complex() or not grad.isfinite().all():
         return None
@@ -154,7 +154,7 @@ def _ratio_to_the_formula(case: AuditedStep, update: StepEvent, index: int) -> f
 
 
 def _decayed_by_hand(case: AuditedStep, window: Window) -> Deviation | None:
-    """Say if the weights shrink outside of the optimizer as well."""
+    """Report weights that also shrink outside of the optimizer."""
     decayed = case.decayed(window)
     position = next(i for i, e in enumerate(case.events) if e is window.update)
     for event, later in itertools.pairwise(case.events[: position + 2]):
@@ -183,7 +183,7 @@ def _decayed_by_hand(case: AuditedStep, window: Window) -> Deviation | None:
 
 
 def judge_write_back(case: AuditedStep, window: Window) -> Outcome:
-    """Compare the weights at the end of the step with those of the update."""
+    """Compare the weights at the end of the step with the weights right after the update."""
     end, update = case.events[-1].after, window.update
     changed = [i for i in update.watched if not torch.equal(update.before.weights[i], update.after.weights[i])]
     if changed and all(torch.equal(end.weights[i], update.before.weights[i]) for i in changed):
@@ -210,7 +210,7 @@ def judge_write_back(case: AuditedStep, window: Window) -> Outcome:
 
 
 def judge_schedule(case: AuditedStep) -> Outcome:
-    """Compare the number and place of the scheduler's steps with those of the updates."""
+    """Compare the number and order of the scheduler's steps with the updates."""
     updates = [w.update for w in case.windows]
     steps = [e for e in case.events if e.kind == "schedule" and _is_of(case, e)]
     if not steps:

@@ -1,4 +1,4 @@
-"""Divide the events of a step into the windows of its updates, and follow what each gradient is made of."""
+"""Divide the events of a step into one window per update, and follow the passes that make up each gradient."""
 
 from __future__ import annotations
 
@@ -96,14 +96,14 @@ def innermost_updates(events: Sequence[StepEvent], held: Sequence[int]) -> list[
 
 
 def _by_hand(before: TensorCopies, after: TensorCopies, origins: dict[int, set[int]]) -> None:
-    """Forget what a gradient is made of if it was zeroed, and the old one if it was changed."""
+    """Forget the passes of a gradient that was zeroed, and the old gradient if it was changed."""
     for i in list(origins):
         if is_zero(after.grads[i]) or (origins[i] == {OLD} and _differ(before.grads[i], after.grads[i])):
             del origins[i]
 
 
 def micro_batches(passes: Sequence[StepEvent], batch: Any) -> bool:
-    """Return whether backward passes are for certain those of the parts of one batch.
+    """Return whether backward passes certainly belong to the parts of one batch.
 
     They are if the inputs of the model are slices of one tensor that do not overlap, or different items of one list of
     micro-batches. Passes of several losses, or of real and generated samples, are not.

@@ -33,7 +33,7 @@ MAX_CALLS = 40
 @final
 @dataclass(slots=True)
 class Explanation:
-    """What makes leaves wrong.
+    """The explanation of wrong leaves.
 
     Args:
         faults: Mistakes.
@@ -69,7 +69,7 @@ class Explainer:
         for experiment in (*experiments, self._step):
             if not self._open:
                 break
-            # an experiment runs the user's code in ways that it was not written for; the verdict stands without it
+            # an experiment runs the user's code in unintended ways, and may fail; the verdict does not need it
             with contextlib.suppress(Exception):
                 experiment()
         return self._result
@@ -89,7 +89,7 @@ class Explainer:
         self._open = [n for n in self._open if n not in names]
 
     def _functions(self) -> None:
-        """Check each call of a custom Function by itself, and hold the wrong ones to what they declare."""
+        """Check each call of a custom Function alone, and let wrong ones count as their backward declares."""
         nodes = NodeCheck(self._judge.generator, self._judge.step.epsilon)
         wrong: dict[type[Function], tuple[RecordedCall, list[WrongArgument]]] = {}
         for call in self._found.calls:
@@ -207,7 +207,7 @@ class Explainer:
     def _guilty(
         self, mode: GraphCuts, places: Sequence[Place], explained: Sequence[str]
     ) -> list[tuple[Place, list[str]]]:
-        """Return the lines whose cuts explain leaves: each alone, or else those that cannot be spared."""
+        """Return the lines whose cuts explain leaves: each alone, or else every line that is necessary."""
         guilty: list[tuple[Place, list[str]]] = []
         rest = list(explained)
         for place in places:

@@ -1,4 +1,4 @@
-"""Run a step without gradient hooks: those of parameters, of modules, and those that a forward registers."""
+"""Run a step without gradient hooks: on parameters, on modules, and registered in a forward pass."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class GradientHook:
 def without_hooks(
     modules: Collection[nn.Module], names: Mapping[int, str], *, only: int | None = None
 ) -> Iterator[list[GradientHook]]:
-    """Take gradient hooks away while the context is entered, and yield those that were met.
+    """Remove gradient hooks inside the context, and yield the removed ones.
 
     Args:
         modules: Modules with their parameters.
@@ -85,7 +85,7 @@ def without_hooks(
     def registered(tensor: Tensor, function: Any) -> Any:
         hook = GradientHook(function, "", calling_place())
         code = getattr(function, "__code__", None)
-        of_torch = code is not None and not is_users(code.co_filename)  # such as those of full backward hooks
+        of_torch = code is not None and not is_users(code.co_filename)  # torch's full backward hooks register these
         if of_torch or (only is not None and hook.key != only):
             return register(tensor, function)
         met.append(hook)

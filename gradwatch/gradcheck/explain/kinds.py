@@ -25,11 +25,11 @@ from gradwatch.probe.place import Place
 
 TEMPERATURES = ("temp", "tau")
 MOST = 0.8
-"""Share of a group's elements that must be wrong for the group to be what is wrong."""
+"""Fraction of wrong elements from which the whole group counts as wrong."""
 NEAR = 1e-3
 """Relative distance at which a ratio is taken for a known number."""
 LARGE, GONE = 100.0, 5.0
-"""Factor of the inputs at which an epsilon no longer counts, and how much smaller the error is then, at least."""
+"""Factor of the inputs at which an epsilon has no effect, and the minimum decrease of the error."""
 MAX_EPSILON = 0.2
 
 
@@ -80,7 +80,7 @@ def name_mistake(
         call: The call.
         wrong: Its arguments with a wrong gradient, not empty.
         nodes: Judges gradients of the call.
-        modules: Modules of the step, to tell buffers.
+        modules: Modules of the step, to recognize buffers.
     """
     bad = _WrongCall(call, wrong, nodes)
     right = [i for i, n in enumerate(call.needs) if n and all(w.index != i for w in wrong)]
@@ -127,7 +127,7 @@ def backward_line(function: type[Function]) -> Place:
 
 
 def _in_step_only(bad: _WrongCall) -> Named | None:
-    """Return a mistake that an application outside of the step does not make: something changed in between."""
+    """Return a mistake that appears only inside the step: something changed between forward and backward."""
     try:
         if not bad.is_right(again(bad.call)):
             return None
@@ -208,7 +208,7 @@ def _kind_of_ratio(call: RecordedCall, wrong: Sequence[WrongArgument], ratio: fl
 
 
 def _counts(shape: Sequence[int], kept: int) -> set[float]:
-    """Return how many elements a mean may go over: any of the axes of an output, without the one that is kept."""
+    """Return the possible element counts of a mean over axes of an output."""
     axes = list(shape)
     if kept in axes:
         axes.reverse()
@@ -337,7 +337,7 @@ def _right_for_one(bad: _WrongCall) -> bool:
 
 
 def _right_when_large(bad: _WrongCall) -> bool:
-    """Return whether the error shrinks if the inputs grow, as that of a misplaced epsilon does."""
+    """Return whether the error shrinks as the inputs grow, like the error of a misplaced epsilon."""
     call, errors = bad.call, []
     for factor in (1.0, LARGE):
         args = list(copied(call.args))

@@ -20,11 +20,11 @@ MAX_CHANGES = 240
 """Changes to try for one backward."""
 PRODUCTS = ("mm", "matmul", "bmm")
 LOST_FACTORS = (2, 3, 0.5)
-"""Factors that one term of a sum may lack: those of powers."""
+"""Factors that one term of a sum may lack, from derivatives of powers."""
 
 
 def repair(function: type[Function], is_right: Callable[[], bool]) -> Named | None:
-    """Return the mistake that the first small change of a backward undoes after which `is_right` says so, or None.
+    """Return the mistake that a small change of a backward undoes: the first change that `is_right` accepts, or None.
 
     Args:
         function: The custom Function; its backward is put back afterwards.
@@ -42,7 +42,7 @@ def repair(function: type[Function], is_right: Callable[[], bool]) -> Named | No
             try:
                 if is_right():
                     return Named(kind, Place(source.file, line))
-            except Exception:  # most changes make shapes that do not fit
+            except Exception:  # most changes yield shapes that do not match
                 continue
     return None
 
@@ -89,7 +89,7 @@ def _variants(node: ast.expr | ast.AugAssign) -> Iterator[tuple[str, ast.expr | 
             flipped = {ast.Lt: ast.Gt, ast.Gt: ast.Lt, ast.LtE: ast.GtE, ast.GtE: ast.LtE}.get(type(op))
             if flipped:
                 yield "sign", ast.Compare(left, [flipped()], comparators)
-        # one row in place of the sum of all
+        # one row instead of the sum of all
         case ast.Subscript(value=value, slice=ast.Constant(value=0), ctx=ast.Load()):
             yield "broadcast", ast.Call(_attribute(value, "sum"), [ast.Constant(0)], [])
     if isinstance(node, ast.Call):

@@ -1,4 +1,4 @@
-"""Keep copies of what operations save for their backward, and tell which of it was changed in place before its use."""
+"""Copy the tensors that operations save for backward, and report those changed in place before their use."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class SavedCopies:
 
 @contextmanager
 def unchanged(cuts: GraphCuts) -> Iterator[SavedCopies]:
-    """Let every backward read what its forward saved, whatever was written since."""
+    """Let every backward read the values that its forward saved, whatever was written since."""
     copies = SavedCopies(cuts)
     with torch.autograd.graph.saved_tensors_hooks(copies.pack, copies.unpack):
         yield copies

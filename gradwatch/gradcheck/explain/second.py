@@ -1,4 +1,4 @@
-"""Find custom Functions whose backward autograd cannot differentiate, or differentiates wrong."""
+"""Find custom Functions whose backward autograd cannot differentiate, or differentiates incorrectly."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class SecondDerivatives:
 
     Args:
         faults: Functions whose second derivative is wrong.
-        right: Names of those whose second derivative is right.
-        absent: Names of those that raise if they are differentiated twice, such as by `once_differentiable`.
+        right: Names of the Functions whose second derivative is right.
+        absent: Names of the Functions that raise if differentiated twice, such as with `once_differentiable`.
     """
 
     faults: list[Fault] = field(default_factory=list)

@@ -24,7 +24,7 @@ from gradwatch.probe.place import NOWHERE, Place
 SAME = 1e-3
 """Relative difference at which two ratios are one."""
 MAX_GROUPS = 16
-"""Channels of a dimension that are looked at one by one."""
+"""Channels of a dimension to test one by one."""
 RATES = ("lr", "rate", "eta")
 
 
@@ -52,7 +52,7 @@ def step_fault(
     groups: dict[str, list[str]] = {}
     for name, (kind, _) in patterns.items():
         groups.setdefault(kind, []).append(name)
-    # the most particular pattern first: a mistake in a later layer makes earlier ones wrong without one
+    # the most specific pattern first: a mistake in a later layer makes earlier layers wrong without a pattern
     ordered = sorted(groups.items(), key=lambda item: item[0] == "missing_term")
     return [_fault(step, kind, names, right, shared_ratio([ratios[n] for n in names])) for kind, names in ordered[:2]]
 
@@ -79,7 +79,7 @@ def _kind_of_all(
 
 
 def _rates(step: CheckedStep) -> Iterator[float]:
-    """Yield the learning rates that the functions of a step know: defaults, and those of optimizers."""
+    """Yield the learning rates in the functions of a step: defaults, and rates of optimizers."""
     for function in called_functions(*step.functions):
         for name, parameter in inspect.signature(function).parameters.items():
             if set(RATES) & set(name.lower().split("_")) and isinstance(parameter.default, (int, float)):

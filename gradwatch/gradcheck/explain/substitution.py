@@ -83,7 +83,7 @@ def _statistics(candidates: Sequence[Tensor], like: Tensor) -> list[Tensor]:
 
 
 def _saved(call: RecordedCall) -> tuple[list[Any] | None, dict[str, Any]]:
-    """Return what a fresh application saves, and the attributes of its context."""
+    """Return the tensors that a new application saves, and the attributes of its context."""
     kept: list[Any] = []
     args = [a.requires_grad_() if n else a for a, n in zip(copied(call.args), call.needs, strict=True)]
     try:
@@ -101,7 +101,7 @@ def _gradients(call: RecordedCall, backward: Any, context: _Context) -> list[Ten
     try:
         with torch.no_grad():
             result = backward(context, *copied(call.grad_outputs))
-    except Exception:  # a tensor of another meaning may not fit
+    except Exception:  # another tensor may have the wrong shape
         return [None] * len(call.args)
     grads = list(result) if isinstance(result, (tuple, list)) else [result]
     grads += [None] * (len(call.args) - len(grads))

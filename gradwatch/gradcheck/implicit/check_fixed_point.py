@@ -28,7 +28,7 @@ EXACT = 1e-12
 """Accuracy to which the iterations are differentiated one by one."""
 TINY = 1e-300
 SAME = 1e-6
-"""Relative distance at which a gradient is that of a known mistake, plus what the residual explains."""
+"""Relative distance at which a gradient matches a known mistake, in addition to the effect of the residual."""
 
 
 def check_fixed_point(
@@ -146,7 +146,7 @@ def _iterations(radius: float, accuracy: float) -> float:
 def _named(
     point: FixedPoint, solution: Tensor, weights: Tensor, own: Gradients, right: Gradients, tolerance: float
 ) -> tuple[str, str]:
-    """Return kind and sentence of a wrong gradient: that of a known mistake, or which tensors it concerns."""
+    """Return kind and sentence of a wrong gradient: a known mistake, or the tensors concerned."""
     off, near = distance(own, right), max(SAME, tolerance)
     if off <= tolerance:
         return "", ""

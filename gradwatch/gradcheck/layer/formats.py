@@ -71,9 +71,9 @@ def _attempt(
         return LayerProperty(outcome="cannot tell", text=f"{name}: {_short(error)}")
     except Exception as error:  # the user's code may raise anything
         words = str(error)
-        is_told = any(w in words for w in ("same device", "same dtype", "dtype", "expected device", "scalar type"))
+        is_explained = any(w in words for w in ("same device", "same dtype", "dtype", "expected device", "scalar type"))
         plain = next(_plain_tensors(module), None)
-        if "not implemented for" in words or not (is_told or plain):
+        if "not implemented for" in words or not (is_explained or plain):
             return LayerProperty(outcome="cannot tell", text=f"{name}: {_short(error)}")
         text = f"{name}: {_short(error)}"
         return LayerProperty(outcome="fails", text=_blamed(text, module), place=raised_at(error))

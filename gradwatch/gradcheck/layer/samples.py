@@ -82,7 +82,7 @@ def independent_samples(trial: LayerTrial) -> LayerProperty:
     if not evaluated.is_tested:
         return LayerProperty(outcome="cannot tell", text="no output changes with the input")
     if evaluated.leaks and not _is_batch_norm(evaluated.mixes):
-        return _told(evaluated)
+        return _mixing_property(evaluated)
     trained = find_mixing(trial, training=True)
     if not trained.leaks:
         return LayerProperty(outcome="holds", text="each output depends on its own sample alone")
@@ -211,7 +211,7 @@ def _is_batch_norm(operation: RecordedOp | None) -> bool:
     )
 
 
-def _told(found: Mixing) -> LayerProperty:
+def _mixing_property(found: Mixing) -> LayerProperty:
     """Describe samples that affect each other in evaluation."""
     at = found.scatters or found.mixes or found.moves
     if at is None:

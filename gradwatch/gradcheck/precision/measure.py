@@ -41,7 +41,7 @@ class Setting:
     Args:
         batch: Parts of the batch.
         model: Model of the step, or None.
-        functions: Functions of the user's.
+        functions: The user's functions.
         is_whole: Whether to convert model and batch instead of autocast.
         is_scaled: Whether fp16 scales the loss.
     """

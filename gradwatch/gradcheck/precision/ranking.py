@@ -46,7 +46,7 @@ def ranked(measured: Iterable[Measured]) -> tuple[LostDigits, ...]:
             error=error,
             calls=calls,
         )
-    # what is not finite comes first
+    # results that are not finite come first
     return tuple(sorted(worst.values(), key=lambda o: (o.error != math.inf, -o.digits)))
 
 

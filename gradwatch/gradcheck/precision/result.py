@@ -133,7 +133,7 @@ class LatentFormula:
     """A formula in the graph of the loss that another form replaces.
 
     Args:
-        text: What is wrong with it.
+        text: The weakness of the formula.
         stable: The stable form, as code.
         module: Path of the module that calls it, or empty.
         place: Line of its operation.
@@ -154,7 +154,7 @@ class Precision:
         formats: The step in each format.
         formulas: Unstable formulas, the likeliest culprit of a NaN first.
         seconds: How long it took.
-        notes: What else a reader should know.
+        notes: Further remarks.
     """
 
     formats: tuple[FormatReport, ...]

@@ -23,7 +23,7 @@ from gradwatch.replay.locate.operation_log import OperationLog
 from gradwatch.replay.locate.records import Operation
 
 FILLING = ("fill", "fill_", "full", "full_like", "masked_fill", "masked_fill_", "new_full", "scalar_tensor", "where")
-"""Operations that put a number of the user's into a tensor, such as the lowest number of a format for a mask."""
+"""Operations that put a number of the user into a tensor, such as the lowest number of a format for a mask."""
 VANISHED = 1e-11
 """Size of a result, relative to the largest argument, at which it is 0 but for the rounding of float64."""
 
@@ -133,7 +133,7 @@ def compared(tensor: Tensor, twin: Tensor) -> tuple[float, float, float, int, in
         if lost:
             return math.inf, numbers[1], numbers[2], int(numbers[3]), int(numbers[4])
     difference, size, top, flushed, elements = numbers
-    if not size:  # exactly 0: whatever differs is infinitely far off, but finite
+    if not size:  # exactly 0: any difference has an infinite relative error, but the values are finite
         return (sys.float_info.max if difference else 0.0), size, top, int(flushed), int(elements)
     return difference / size, size, top, int(flushed), int(elements)
 

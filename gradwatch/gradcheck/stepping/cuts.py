@@ -136,11 +136,11 @@ class GraphCuts(TorchFunctionMode):
             self._alive.append(result)
 
     def _keeps_account(self, args: Any) -> bool:
-        """Return whether a cut is that of a number outside of modules, in a step that runs its own backward pass."""
+        """Return whether a cut reads a number outside of modules, in a step that runs its own backward pass."""
         return not self._stack and bool(args) and isinstance(args[0], Tensor) and args[0].numel() == 1
 
     def _purpose(self, func: Any) -> str:
-        """Return why a cut is taken for deliberate."""
+        """Return the reason why a cut counts as deliberate."""
         if not is_users(_innermost()):
             return "torch itself leaves the graph here"
         if any(not with_graph for _, with_graph in self._stack) and not torch.is_grad_enabled():

@@ -92,7 +92,7 @@ class CallLog:
     Args:
         held: Calls of the first run whose outputs are kept constant, by index.
         copies: Whether to copy arguments and results, to check the calls afterwards.
-        surrogate: What the held calls add to the loss: their declared gradients times the change of their inputs.
+        surrogate: Contribution of the held calls to the loss: declared gradients times the change of their inputs.
     """
 
     calls: list[RecordedCall] = field(default_factory=list)

@@ -36,7 +36,7 @@ class ReachedState:
     Attributes:
         found: The objects.
         tensors: The tensors, with the memory that they had.
-        functions: The functions of the user's.
+        functions: The user's functions among them.
     """
 
     def __init__(self, *roots: Any, copies: Callable[[Tensor], bool] = lambda _: True) -> None:
@@ -148,7 +148,7 @@ class ReachedState:
         return [*functions, *(v for v in attributes.values() if not any(v is registered for registered in hooks))]
 
     def _save_function(self, function: Any) -> list[Any]:
-        """Save the closure and the globals that a function of the user's names, and follow them."""
+        """Save the closure and the named globals of a user's function, and return the objects they lead to."""
         inner = inspect.unwrap(function)
         if not is_users(inner.__code__.co_filename):
             return [function.__wrapped__] if inner is not function else []

@@ -63,7 +63,7 @@ class CheckedStep:
         call: Called with the parts of the batch; returns the loss, or outputs that are projected to one number.
         batch: Parts of the batch, nested.
         model: Model of the step.
-        functions: Functions of the user's that the call runs, to find what they hold and where their lines are.
+        functions: The user's functions that the call runs, to find the objects they hold and their source lines.
         dtype: Format to compute in.
 
     Attributes:
@@ -148,13 +148,13 @@ class CheckedStep:
             )
 
     def decide_graph(self, loss: float) -> float:
-        """Run evaluations without a graph if they give the same loss: steps with a second derivative need one.
+        """Run evaluations without a graph if the loss is the same; steps with a second derivative need a graph.
 
         Args:
             loss: The loss of a run with a graph.
 
         Returns:
-            How far a second run was from that.
+            The difference of a second run from that loss.
         """
         self._needs_graph = False
         try:
@@ -168,7 +168,7 @@ class CheckedStep:
 
     @contextmanager
     def inside(self, around: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
-        """Run each call in a context, and with a graph."""
+        """Run each call inside a context, and with a graph."""
         before, self._needs_graph, self.around = self._needs_graph, True, around
         try:
             yield
@@ -211,7 +211,7 @@ class CheckedStep:
 
     @contextmanager
     def placed(self, shifts: Mapping[str, Tensor] | None = None, multiple: float = 0.0) -> Iterator[None]:
-        """Put the leaves in place, the state back to the remembered one, and count the run."""
+        """Place the leaves, rewind the state, and count the run."""
         shifts = shifts or {}
         self.runs += 1
         self._start.rewind()

@@ -55,7 +55,7 @@ def scale_of(tensor: Tensor) -> float:
 
 
 def inner(a: Tensor, b: Tensor) -> float:
-    """Return the real inner product; of complex tensors, the one that torch's gradients are defined by."""
+    """Return the real inner product; for complex tensors, the one that defines torch's gradients."""
     a, b = a.detach(), b.detach()
     if a.is_complex() or b.is_complex():
         return to_float((a.conj() * b).real.double().sum())

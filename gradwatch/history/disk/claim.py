@@ -22,7 +22,7 @@ WRITTEN = (
     "report.html*",
     f"events.out.tfevents.{'[0-9]' * 10}.{'[0-9]' * 9}.*",  # other writers of TensorBoard put no nanoseconds there
 )
-"""Patterns of the files and folders that a run in a loop of the user's own has written, with unfinished ones. The
+"""Patterns of the files and folders that a run in a user's own loop has written, with unfinished ones. The
 header is not deleted but replaced, so that a kill leaves a directory that is known to be a run."""
 
 

@@ -45,8 +45,8 @@ def ranks_text(history: History) -> str:
     if rank:
         return f"rank {rank} of {world_size}"
     parts = rank_parts(history.directory)
-    told = {other: _difference(history, parts.get(other)) for other in range(1, world_size)}
-    odd = [f"rank {other} {text}" for other, text in told.items() if text]
+    differences = {other: _difference(history, parts.get(other)) for other in range(1, world_size)}
+    odd = [f"rank {other} {text}" for other, text in differences.items() if text]
     more = [f"{len(odd) - MAX_NAMED} more differ"] if len(odd) > MAX_NAMED else []
     return "; ".join([f"{world_size} ranks", *odd[:MAX_NAMED], *more])
 

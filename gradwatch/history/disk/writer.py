@@ -84,7 +84,7 @@ class Writer:
         """
         header = Header.read(directory)
         with contextlib.ExitStack() as on_error:
-            held_lock = lock.acquire(directory)  # before the rows are read: no process may write to them meanwhile
+            held_lock = lock.acquire(directory)  # before the rows are read: no other process may write then
             on_error.callback(held_lock.release)
             history = _load(directory, header, until=step)
             if Header.of(history, "running").layouts != header.layouts:

@@ -1,4 +1,4 @@
-"""Read the gradients just before torch's functions clip them, so that a loop needs no call of its own."""
+"""Read the gradients just before torch's functions clip them, so that a loop needs no extra call."""
 
 # P = parameter tensors of one optimizer, C = those that a call clips
 

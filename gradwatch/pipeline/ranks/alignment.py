@@ -1,4 +1,4 @@
-"""Bring equal steps of all ranks together: those of this process, and those in the files of the others."""
+"""Align equal steps of all ranks: steps of this process, and steps in the files of the others."""
 
 # R = ranks, T = steps, S = statistics of the run, L = parameters, K = the compared statistics
 
@@ -189,7 +189,7 @@ class Alignment:
         )
 
     def _comparable(self, ranks: list[int], param_RTSL: Floats) -> Floats:
-        """Return the compared statistics. Of sharded parameters, each rank gets those of the whole parameters."""
+        """Return the compared statistics. Each rank gets the statistics of whole parameters, even if sharded."""
         if not self._info.shards:
             return param_RTSL
         param_RTKL = param_RTSL[:, :, PARAM_COLUMNS]

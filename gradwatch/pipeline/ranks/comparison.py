@@ -61,7 +61,7 @@ class RankComparison:
     Args:
         alignment: Reads the files of the other ranks.
         history: History of rank 0. A rank with other parameters is not compared.
-        has_own_batches: Whether each rank has batches of its own, so that equal ones are a fault.
+        has_own_batches: Whether each rank has its own batches, so that equal batches are a fault.
     """
 
     def __init__(self, alignment: Alignment, history: History, *, has_own_batches: bool) -> None:

@@ -50,7 +50,7 @@ class StateComparison:
     Args:
         world_size: Number of ranks.
         has_scale: Whether a GradScaler scales the loss, so that local gradients have an unknown scale.
-        has_own_batches: Whether each rank has batches, and so random numbers, of its own.
+        has_own_batches: Whether each rank has its own batches, and so its own random numbers.
 
     Attributes:
         clip_factors: Norm of the gradients after clipping / before clipping, by step.
@@ -165,7 +165,7 @@ def _odd_rank(ranks: Sequence[int], values_R: Floats) -> dict[str, float] | None
 
 
 def find_differing(values_R: Floats, tolerance: float = TOLERANCE) -> NDArray[np.bool_]:
-    """Return which values differ from those of most ranks; of two ranks, from those of rank 0.
+    """Return which values differ from most ranks; with two ranks, from rank 0.
 
     Args:
         values_R: The values, with a row per rank and any further axes.

@@ -44,7 +44,7 @@ and in between with noise.
 """
 
 MIN_NEW_DISTANCE = 0.5
-"""Minimum distance of a sample that is new, beside exact copies of others: the samples come from a pool that grows.
+"""Minimum distance of a new sample among exact copies of others: the samples come from a pool that grows.
 
 A replay buffer begins with little more than one batch, so most samples of the next batches are copies.
 """
@@ -133,7 +133,7 @@ class _SampleGroup:
 
     def is_held(self, leaf: Tensor) -> bool:
         """Return whether a tensor is the first tensor object, or the same view of it."""
-        # the address tells views of one tensor apart
+        # the address distinguishes views of one tensor
         return self._owner() is _owner(leaf) and leaf.data_ptr() == self._address
 
     def distance(self, leaves: list[Tensor]) -> float:
@@ -198,7 +198,7 @@ def _distance(rows: Tensor, first: tuple[Tensor, Tensor]) -> float:
     """Return the distance of rows to the nearest of the first rows.
 
     Returns:
-        Median over the rows; infinity if rows are new beside copies of the first; 0 or infinity if two of the first
+        Median over the rows; infinity if some rows are new among copies of the first; 0 or infinity if two of the first
         rows are equal.
     """
     before, between = first

@@ -83,7 +83,7 @@ def explained_share(gains: Sequence[PairingGain]) -> Explained:
 
 
 def highest_share(gains: Sequence[PairingGain], *, sampled: int) -> float:
-    """Return an upper bound of the fraction of the loss that predictions will explain, if their trend goes on.
+    """Return an upper bound of the fraction of the loss that predictions will explain, if their trend continues.
 
     A model that learns slowly explains nothing at first. Few or noisy samples give a high bound, because they would
     not show such a trend.
@@ -106,7 +106,7 @@ def highest_share(gains: Sequence[PairingGain], *, sampled: int) -> float:
 
 
 def _bound_sigmas(sampled: int) -> float:
-    """Return the standard errors that a bound is above its estimate, so that hardly any bound of the run is too low.
+    """Return the standard errors from an estimate to its bound, such that almost no bound of the run is too low.
 
     While the sampled steps double, one sum grows. That it passes a bound at any step is at most twice as likely as that
     it does so at the last one (Lévy's inequality). So one look is spent per doubling.

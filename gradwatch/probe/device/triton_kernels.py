@@ -184,7 +184,7 @@ def count_bins(
     NUM_BINS: tl.constexpr,
     SIZE: tl.constexpr,
 ) -> None:
-    """Add the histogram of one chunk to that of its tensor. NaN and padding count in the last place of `TABLE`."""
+    """Add the histogram of one chunk to its tensor's. NaN and padding count in the last bin of `TABLE`."""
     offset = tl.program_id(0).to(tl.int64) * SIZE
     count = tl.minimum(numel - offset, SIZE).to(tl.int32)
     x, is_there = load(data + offset, count, SIZE)

@@ -72,7 +72,7 @@ def _is_in_order(before_N: NDArray[Any], now_N: NDArray[Any]) -> bool:
 
 def last_write(grad: Tensor) -> tuple[int, int]:
     """Return the address and the version of a gradient, which each write changes; no device is waited for."""
-    # a sparse gradient has no address of its own
+    # a sparse gradient has no address
     stored = grad._values() if grad.layout == torch.sparse_coo else local_part(grad)
     return stored.data_ptr(), grad._version
 

@@ -13,7 +13,7 @@ from gradwatch.probe.gradients.gradient_sample import MIN_NUMBERS
 def end_params(optimizer: Optimizer) -> tuple[Tensor | None, Tensor | None]:
     """Return the first and the last parameter that a backward pass may reach, or None."""
     params = [p for group in optimizer.param_groups for p in group["params"]]
-    # too few numbers cannot tell a scaled gradient from an overwritten one, so such parameters come last
+    # few numbers cannot distinguish a scaled gradient from an overwritten one, so small parameters come last
     wide = [p for p in params if p.numel() >= MIN_NUMBERS]
     return first_trainable(params), first_trainable([*reversed(wide), *reversed(params)])
 

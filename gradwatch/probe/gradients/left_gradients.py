@@ -83,7 +83,7 @@ class _Learner:
         self.served.update(pass_id for pass_id in self.passes if other in self.beyond.get(pass_id, ()))
 
     def conclude(self) -> bool:
-        """Return whether the gradient of the update in progress holds that of another learner, and begin again.
+        """Return whether the gradient of the update in progress includes another learner's, and begin the next update.
 
         The newest pass is the learner's own if it goes on to no other learner.
         """

@@ -66,13 +66,13 @@ class ZeroGradCheck:
             return
         self._next = step + CHECK_EVERY_STEPS
         for optimizer, watched in self._watched:
-            # a check goes on until its optimizer has made enough updates, however many steps that takes
+            # a check continues until its optimizer has made enough updates, however many steps that takes
             if all(one.is_settled for one in watched):
                 _detach(watched)
                 watched[:] = self._attach(optimizer, since=step)
 
     def close(self) -> None:
-        """Remove all hooks, and judge what is in flight."""
+        """Remove all hooks, and conclude the checks in progress."""
         for one in self._all():
             one.settle(wait=True)
         _detach(self._all())

@@ -26,7 +26,7 @@ def find_chosen_outputs(graph: Graph) -> Iterator[Observation]:
 def find_output_pairs(graph: Graph, index: Mapping[Tensor, int], layers: Sequence[LayerInfo]) -> Iterator[Observation]:
     """Yield the bias of the last layer, if an operation after that layer joins two values that depend on the bias.
 
-    Distances and similarities of outputs, and outputs that are divided by their norm, hardly depend on a bias that all
+    Distances and similarities of outputs, and outputs that are divided by their norm, barely depend on a bias that all
     of them share. A sum of several terms of a loss has no such values, since each term is one number.
 
     Args:

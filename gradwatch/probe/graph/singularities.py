@@ -173,7 +173,7 @@ def _root_formula(graph: Graph, node: Node) -> Formula:
     of_squares = squared(graph, graph.through(graph.first(argument))) is not None
     if operation(argument) == "Sum" and of_squares:
         return Formula.NORM
-    # of the whole batch, a mean of squares is hardly ever 0
+    # over the whole batch, a mean of squares is almost never 0
     is_spread = operation(argument) == "Var" or (operation(argument) == "Mean" and of_squares)
     return Formula.SPREAD if is_spread and len(shape(node)) > 0 else Formula.ROOT
 

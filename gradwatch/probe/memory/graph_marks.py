@@ -1,4 +1,4 @@
-"""Mark the autograd graphs of some successive steps, and tell later whether all of them are still alive."""
+"""Mark the autograd graphs of some successive steps, and check later whether all of them are still alive."""
 
 from __future__ import annotations
 

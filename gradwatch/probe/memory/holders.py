@@ -36,7 +36,7 @@ NOT_SEARCHED = (str, bytes, int, float, type, ModuleType, FunctionType, MethodTy
 
 
 class Holder(NamedTuple):
-    """What keeps a tensor: the name of a variable or attribute, and the line that puts the tensor there, if found."""
+    """The owner of a tensor: a variable or attribute, and the line that puts the tensor there, if found."""
 
     name: str
     place: Place

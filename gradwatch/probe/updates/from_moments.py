@@ -117,7 +117,7 @@ def _is_traceable(group: dict[str, Any]) -> bool:
         return False  # they compute in another order
     if "momentum" in group:
         return bool(group["momentum"] > 0 and not group["nesterov"])
-    return bool(group["lr"] * group["weight_decay"] < 0.5)  # beyond, the weight hardly depends on the weight before
+    return bool(group["lr"] * group["weight_decay"] < 0.5)  # beyond, the weight barely depends on the previous one
 
 
 def _is_plain(param: Tensor) -> bool:

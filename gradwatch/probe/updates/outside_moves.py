@@ -63,7 +63,7 @@ class OutsideMoves:
 
 
 def fingerprints(params: Sequence[Tensor]) -> list[bytes]:
-    """Return sum and norm of each tensor, which hardly ever stay the same if one of its numbers changes."""
+    """Return sum and norm of each tensor, one of which almost always changes with any of its numbers."""
     if not params:
         return []  # `torch.stack` rejects an empty list
     marks = [_sum_and_norm(param) for param in params]

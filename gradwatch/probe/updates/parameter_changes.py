@@ -24,7 +24,7 @@ class ParameterChanges:
     """Compare the parameters of the model with those at the start.
 
     A new parameter is reported if it has a gradient, no watched optimizer holds it, and nothing has moved it since an
-    earlier comparison. New parameters that a watched optimizer holds, as a head for the next task, are told as well.
+    earlier comparison. So are new parameters that a watched optimizer holds, such as a head for the next task.
     Nothing is compared under FSDP, which replaces parameters by itself.
 
     Args:

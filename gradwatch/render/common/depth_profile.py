@@ -76,7 +76,7 @@ def depth_profile(findings: Sequence[Finding], history: History) -> DepthProfile
     """Return the profile over depth that shows findings, or None for a kind without one or a model of few layers.
 
     Args:
-        findings: Findings of one kind; the onset is that of the first.
+        findings: Findings of one kind; the first one gives the onset.
         history: The run.
     """
     finding = findings[0]

@@ -94,7 +94,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def shorten(name: str, width: int) -> str:
-    """Return a dotted name, cut at the start to fit a width. Its end tells layers apart, so the end stays."""
+    """Return a dotted name, cut at the start to fit a width. The end stays, since it distinguishes layers."""
     return name if len(name) <= width else "~" + name[len(name) - width + 1 :]
 
 

@@ -132,7 +132,7 @@ def run_stats(history: History) -> RunStats:
     spent_T = watch_T[whole_T & ~np.isnan(watch_T)]
     watch_frac = float(np.nansum(watch_T[whole_T])) / whole_ms if whole_ms > 0 else float("nan")
     wait_T, memory_T = history["data_wait_ms"], history["peak_memory_bytes"]
-    waits_T = known_T & ~np.isnan(wait_T)  # a loop of the user's own does not measure its waits
+    waits_T = known_T & ~np.isnan(wait_T)  # a user's own loop does not measure its waits
     waited_ms = float(np.sum((weight_T * wait_T)[waits_T]))
     return RunStats(
         steps=history.step + 1,
@@ -189,7 +189,7 @@ def environment(info: RunInfo) -> dict[str, str]:
 
 
 def start_lines(info: RunInfo, run_dir: Path | None) -> list[str]:
-    """Return what a training from a config is about to do, in four lines; none for a loop of the user's own."""
+    """Return a description of a training from a config before it starts, in four lines; none for a user's own loop."""
     if info.data is None:
         return []
     known = environment(info)

@@ -33,7 +33,7 @@ def summary_lines(history: History, diagnoses: Sequence[Diagnosis], *, run_dir: 
         run_dir: Run directory, or None if the history is only in memory.
     """
     if history.step < 0 and not history.findings:
-        # a loop of the user's own probably never calls `monitor.step`
+        # a user's own loop probably never calls `monitor.step`
         way_out = " Call `monitor.step(loss)` after each `optimizer.step()`" if history.info.settings is None else ""
         return [f"no step was recorded.{way_out}"]
     problems, over = ([f for f in of if f.severity > Severity.INFO] for of in (history.findings, history.withdrawn))

@@ -1,4 +1,4 @@
-"""Show attribution maps of samples with their evidence as cards of a page, and keep them beside a run."""
+"""Show attribution maps of samples with their evidence as cards of a page, and store them in its run directory."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class MapCard:
         tokens: Tokens in their order with their values; empty if the sample is no text.
         bars: The largest features with their values; empty if there is a picture or a text.
         evidence: Each experiment with its result.
-        reasons: What speaks against the map.
+        reasons: Reasons against the map.
     """
 
     title: str

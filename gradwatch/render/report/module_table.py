@@ -1,4 +1,4 @@
-"""Show the bytes and the time of each module in one step as a part of the report, and keep them beside a run."""
+"""Show the bytes and the time of each module in one step in the report, and store them in the run directory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ABOUT = (
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleTable:
-    """What one recorded step needed, by module.
+    """The bytes and the time of one recorded step, by module.
 
     Args:
         step: The step.

@@ -19,7 +19,7 @@ MAX_LAYER_POINTS = 200_000
 
 
 def points_per_chart(num_charts: int) -> int:
-    """Return the number of points of each chart of a layer, if there are so many charts."""
+    """Return the number of points per chart of a layer, given the number of charts."""
     return max(MIN_POINTS, min(MAX_POINTS, MAX_LAYER_POINTS // max(num_charts, 1)))
 
 

@@ -94,7 +94,7 @@ def replace_files(directory: Path, old: Sequence[Path], events: Iterable[event_p
     A TensorBoard that has read the old files forgets them: its Python reader at the restart with which the new file
     begins, and its default reader because each tag begins again at an earlier step.
 
-    The old files stay, empty: the Python reader never goes on from a file that is gone. The next replacement deletes
+    The old files stay, empty: the Python reader never continues after a deleted file. The next replacement deletes
     those that were empty already.
 
     Raises:

@@ -89,10 +89,10 @@ def _diagnosis(diagnosis: Diagnosis, run: str) -> str:
 def _item(finding: Finding, run: str) -> str:
     where = f"`{finding.place}`" if finding.names else finding.place
     end = f" **Withdrawn at step {finding.withdrawn:,}: {finding.reason}.**" if finding.reason else ""
-    told = ", ".join(f"{q.name} {units.quantity(q)}" for q in finding.evidence)
+    quantities = ", ".join(f"{q.name} {units.quantity(q)}" for q in finding.evidence)
     step = f"[{finding.when}]({_link(finding, run)})"
     head = f"{sign(finding.severity)} **{finding.severity}, {step}, {finding.code} {finding.kind}**"
-    return f"* {head} in {where}: {finding.message}" + (f" *({told})*" if told else "") + end
+    return f"* {head} in {where}: {finding.message}" + (f" *({quantities})*" if quantities else "") + end
 
 
 def _link(finding: Finding, run: str) -> str:

@@ -208,9 +208,9 @@ def _health(run: History, signs: Glyphs) -> Text:
 
 def _validation(run: RunStats) -> str:
     # nan without a validation
-    told = [units.number(run.val_loss)] if np.isfinite(run.val_loss) else []
-    told += [units.percent(run.val_accuracy)] if np.isfinite(run.val_accuracy) else []
-    return ", ".join(told) or units.MISSING
+    metrics = [units.number(run.val_loss)] if np.isfinite(run.val_loss) else []
+    metrics += [units.percent(run.val_accuracy)] if np.isfinite(run.val_accuracy) else []
+    return ", ".join(metrics) or units.MISSING
 
 
 def _layers(found: Comparison, runs: tuple[History, History], signs: Glyphs, width: int) -> Group | None:
@@ -256,13 +256,13 @@ def _findings(runs: tuple[History, History], signs: Glyphs) -> Table | None:
     table = _grid(("", ""))
     for title, findings in groups.items():
         for i, finding in enumerate(sorted(findings, key=lambda f: (-f.severity, f.step))[:MOST]):
-            table.add_row(Text(title if i == 0 else "", "dim"), _told(finding, signs))
+            table.add_row(Text(title if i == 0 else "", "dim"), _finding_text(finding, signs))
         if len(findings) > MOST:
             table.add_row("", Text(f"{len(findings) - MOST:,} more", "dim"))
     return table if table.row_count else None
 
 
-def _told(finding: Finding, signs: Glyphs) -> Text:
+def _finding_text(finding: Finding, signs: Glyphs) -> Text:
     text = Text.assemble(mark(finding.severity, signs), " ")
     text.append(f"{finding.code} {finding.kind}", SEVERITY[finding.severity])
     return text.append(f" in {finding.place}, {finding.when}")

@@ -19,7 +19,7 @@ PAGE = "<pre style=\"line-height:1.2;font-family:Menlo,Consolas,'DejaVu Sans Mon
 class PrintedLines:
     """Redraws a view in the last lines of a terminal.
 
-    Text that is printed meanwhile appears above the view. An error stream that is not a terminal, such as a file, is
+    Text printed in between appears above the view. An error stream that is not a terminal, such as a file, is
     not redirected.
 
     Args:

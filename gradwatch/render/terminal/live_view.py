@@ -90,7 +90,7 @@ def progress(history: History, *, width: int, signs: Glyphs) -> Text:
 def _name(history: History, room: int) -> str:
     """Return the name of the run in at most `room` columns; an empty string if too little of it would remain."""
     name = history.info.name or "run"
-    # only one run is shown, so its date tells nothing
+    # only one run is shown, so its date is no news
     short = name if len(name) <= room else DATE.sub("", name)
     if len(short) <= room:
         return short
@@ -148,8 +148,8 @@ def _scaler(history: History) -> list[Text]:
         return []
     text = _label("updates").append(" ")
     if count:
-        told = f"{units.plural(count, 'update')} of the last {len(scale_T)} skipped, newest at step {last:,}"
-        text.append(f"{told}  ", SEVERITY[Severity.WARNING])
+        summary = f"{units.plural(count, 'update')} of the last {len(scale_T)} skipped, newest at step {last:,}"
+        text.append(f"{summary}  ", SEVERITY[Severity.WARNING])
     if history.info.loss_scaling:
         was = f", was {scale_T[0]:,.6g}" if moved else ""
         text.append(f"loss scale {scale_T[-1]:,.6g}{was}")

@@ -100,7 +100,7 @@ def print_runs(console: Console, runs: Sequence[RunSummary], *, now: datetime.da
         table.add_column(head, justify=side, no_wrap=True, min_width=width[head], max_width=width[head])
     for run, row in zip(runs, rows, strict=True):
         # cut again: the widths are known only now
-        row["run"], row["found"] = _name(run, width["run"]), _told(run, width["found"])
+        row["run"], row["found"] = _name(run, width["run"]), _findings_text(run, width["found"])
         table.add_row(*(row[head] for head in heads))
     console.print(table)
 
@@ -149,7 +149,7 @@ def _health(run: RunSummary, signs: Glyphs) -> Text:
     if not run.steps:
         return Text(f"? {UNKNOWN}", "dim")
     found = run.worst_severity
-    word = Text(f" {found}", SEVERITY[found]) if found else Text()  # without problems, `_told` has the words
+    word = Text(f" {found}", SEVERITY[found]) if found else Text()  # without problems, `_findings_text` has the words
     return mark(found, signs).append_text(word)
 
 
@@ -160,11 +160,11 @@ def _name(run: RunSummary, width: int) -> Text:
 
 
 def _cut(name: str, width: int) -> str:
-    # both ends stay: the config's name, and the time of day that tells its runs apart
+    # both ends stay: the config's name, and the time of day, which distinguishes its runs
     return name if len(name) <= width else f"{name[: width - TIME - 1]}~{name[-TIME:]}"
 
 
-def _told(run: RunSummary, width: int) -> Text:
+def _findings_text(run: RunSummary, width: int) -> Text:
     """Return the finding kinds that fit, or in words that no problem was found."""
     if run.found or not run.steps:
         return _found(run, width)

@@ -61,7 +61,7 @@ class Terminal:
             self.log_format = "rich" if live else "plain"
         self._is_live = self.log_format == "rich"
         self._signs = glyphs(self.console)
-        self._told: dict[str, Finding] = {}  # by kind, the finding that its newest line is about
+        self._printed: dict[str, Finding] = {}  # by kind, the finding that its newest line is about
         self._over: set[str] = set()  # kinds whose newest line is a withdrawal
         self._lines: Counter[str] = Counter()
         self._layers: tuple[Layer, ...] = ()
@@ -81,7 +81,7 @@ class Terminal:
         """Redraw the view or print a line, if one is due."""
         step = history.run.last_step
         if step < self._newest:  # the run was rewound, and may find the same problems again
-            self._told.clear()
+            self._printed.clear()
             self._over.clear()
             self._lines.clear()
             self._val_step = min(self._val_step, step - 1)
@@ -103,10 +103,10 @@ class Terminal:
             return
         if self._is_silent(finding):
             return
-        told = self._told.get(finding.kind)
-        if told and finding.severity <= told.severity:
+        printed = self._printed.get(finding.kind)
+        if printed and finding.severity <= printed.severity:
             return
-        self._told[finding.kind] = finding
+        self._printed[finding.kind] = finding
         self._over.discard(finding.kind)
         self._lines[finding.kind] += 1
         if self._lines[finding.kind] > MAX_PER_KIND:
@@ -121,10 +121,10 @@ class Terminal:
         if self.log_format == "json":
             self._out(json_document.line("withdrawn", finding.to_json()))
             return
-        told = self._told.get(finding.kind)  # None for a finding from before a resume
-        if self._is_silent(finding) or finding.kind in self._over or (told and told.layer != finding.layer):
+        printed = self._printed.get(finding.kind)  # None for a finding from before a resume
+        if self._is_silent(finding) or finding.kind in self._over or (printed and printed.layer != finding.layer):
             return
-        self._told.pop(finding.kind, None)  # if the problem returns, it is news
+        self._printed.pop(finding.kind, None)  # if the problem returns, it is news
         self._over.add(finding.kind)
         if self._lines[finding.kind] <= MAX_PER_KIND:
             self.console.print(f"  {WITHDRAWN} {finding.life}", style="dim", soft_wrap=self._screen is None)

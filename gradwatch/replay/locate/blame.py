@@ -44,34 +44,34 @@ def attribute_cause(located: Located, *, run: TracedStep, step_tracer: StepTrace
         if wide.start is None:
             return _too_small(located, wide)
     located = _bisected(located, step_tracer, batch)
-    if located.samples and (told := _unlike(located.samples, batch)):
-        return replace(located, blame=Blame.DATA, because=told)
+    if located.samples and (reason := _unlike(located.samples, batch)):
+        return replace(located, blame=Blame.DATA, because=reason)
     if weight := _out_of_hand(run.operations):
-        told = f"{weight.name} has magnitudes up to {weight.magnitude:.3g}"
-        return replace(located, blame=Blame.WEIGHTS, because=told, weight=weight)
+        reason = f"{weight.name} has magnitudes up to {weight.magnitude:.3g}"
+        return replace(located, blame=Blame.WEIGHTS, because=reason, weight=weight)
     return replace(located, because=_singular(located))
 
 
 def _was_bad(located: Located, leaf: Value, batch: Sequence[Any]) -> Located:
     """Attribute a bad operation to a value that was not finite before the step began."""
-    told = f"{leaf.bad:,} of {leaf.size:,} values of {leaf.name or 'a constant'} were NaN or Inf before the step"
+    reason = f"{leaf.bad:,} of {leaf.size:,} values of {leaf.name or 'a constant'} were NaN or Inf before the step"
     if leaf.origin in ("parameter", "buffer"):
-        return replace(located, blame=Blame.WEIGHTS, because=told, weight=leaf)
+        return replace(located, blame=Blame.WEIGHTS, because=reason, weight=leaf)
     rows = bad_samples.not_finite(batch)
-    return replace(located, blame=Blame.DATA, because=told, samples=rows)
+    return replace(located, blame=Blame.DATA, because=reason, samples=rows)
 
 
 def _too_small(located: Located, wide: TracedStep) -> Located:
     """Attribute a bad operation to its number format, with the magnitude of its output in float32."""
     dtype = next((v.dtype for v in (*located.operation.outputs, *located.operation.inputs)), "half")
-    told = "the same step is finite in float32"
+    reason = "the same step is finite in float32"
     same = located.operation.index
     # the name is compared too: without casts, the wide step may have other operations at this index
     if same < len(wide.operations) and wide.operations[same].name == located.operation.name:
         largest = max((v.magnitude for v in wide.operations[same].outputs), default=0.0)
-        told += f", with magnitudes up to {largest:.3g} in this output"
+        reason += f", with magnitudes up to {largest:.3g} in this output"
     limit = {"float16": "; float16 ends at 65504 and has no numbers between 0 and 6e-8"}.get(dtype, "")
-    return replace(located, blame=Blame.FORMAT, because=told + limit)
+    return replace(located, blame=Blame.FORMAT, because=reason + limit)
 
 
 def _bisected(located: Located, step_tracer: StepTracer, batch: Sequence[Any]) -> Located:
@@ -108,10 +108,10 @@ def _singular(located: Located) -> str:
     """Describe the inputs for which the operation has no finite result."""
     given = [v for v in located.operation.inputs if v.low == v.low]  # false for nan: integers have no range
     ranges = " and ".join(_range(v) for v in given[:2]) or "its inputs"
-    told = f"data and weights are finite, but {located.operation.name} of {ranges} is not"
+    reason = f"data and weights are finite, but {located.operation.name} of {ranges} is not"
     if located.samples and len(located.samples) <= 3:
-        told += f"; sample {', '.join(map(str, located.samples))} alone triggers it; its input looks normal"
-    return told
+        reason += f"; sample {', '.join(map(str, located.samples))} alone triggers it; its input looks normal"
+    return reason
 
 
 def _range(value: Value) -> str:

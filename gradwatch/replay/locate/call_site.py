@@ -34,7 +34,7 @@ def find_call_site(within: CodeType | None, *, skip: int = 1) -> tuple[Place, bo
     place, again = NOWHERE, False
     while frame is not None and frame.f_code is not within and frame.f_code.co_name != ENGINE:
         file = frame.f_code.co_filename
-        # the walk goes on after the line is found: the frame of the recomputation is further out
+        # the walk continues after the line is found: the frame of the recomputation is further out
         again = again or file == RECOMPUTING
         if not place and is_user_code(file):
             place = Place(file, frame.f_lineno, frame.f_code.co_name)

@@ -57,8 +57,8 @@ class Value:
         """Return plain data; unknown numbers are None."""
         # JSON has no NaN
         low, high = (None if v != v else v for v in (self.low, self.high))
-        told = {"shape": list(self.shape), "dtype": self.dtype, "low": low, "high": high}
-        return told | {"nonfinite": self.bad, "nan": self.nans, "name": self.name}
+        fields = {"shape": list(self.shape), "dtype": self.dtype, "low": low, "high": high}
+        return fields | {"nonfinite": self.bad, "nan": self.nans, "name": self.name}
 
 
 @final

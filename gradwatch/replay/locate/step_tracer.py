@@ -106,7 +106,7 @@ class StepTracer:
 
 
 def _called(step: Step, batch: Sequence[Any]) -> list[Tensor]:
-    # a function of its own: the search for calling lines ends at the code of this frame
+    # a separate function: the search for calling lines ends at the code of this frame
     return [t for t in tree_leaves(step(*batch)) if isinstance(t, Tensor)]
 
 

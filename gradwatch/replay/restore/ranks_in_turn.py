@@ -87,7 +87,7 @@ def part_of_batch(part: Part, batch: Batch) -> Batch:
     """Return the samples of a rank from a global batch, as tensors of their own, or a `StandIn`."""
     num_samples = len(batch[1])
     own_B: Indices = part.of(np.arange(num_samples))
-    # with memory of its own, as a batch that is read: some kernels depend on where it begins
+    # with its own memory, like a batch that is read: some kernels depend on the alignment
     own = tree_map_only(Tensor, lambda tensor: tensor[int(own_B[0]) : int(own_B[-1]) + 1].clone(), tuple(batch))
     return StandIn(own) if part.is_empty(num_samples) else own
 

@@ -104,7 +104,7 @@ def recorded(source: StartState) -> dict[str, Any]:
 
 
 def _own_way(run: Path, step: int | None) -> str:
-    """Return how to run a step of the user's own loop again."""
+    """Explain how to run a step of a user's own loop again."""
     saved = incidents(run) if (run / NAME).is_file() else ()
     steps = [one.step for one in saved if step in (None, one.step)]
     if not steps:

@@ -31,7 +31,7 @@ OTHERS = 3
 LEFT_OUT = 8
 """Samples to leave out one by one."""
 MIN_FACTOR = 2.0
-"""Norm over that of other batches with earlier weights, below which there is nothing to explain."""
+"""Ratio of the norm to the norm of other batches with earlier weights, below which there is nothing to explain."""
 
 Cause = Literal["data", "state", "both", "either", "none"]
 Position = tuple[int, int]
@@ -71,7 +71,7 @@ class SampleRanking:
         other_state: Norm of the same batch with the earlier weights.
         usual: Median norm of other batches with the earlier weights.
         cause: `data`: other batches do not have it; `state`: earlier weights do not have it; `both`: it takes both;
-            `either`: each of them alone makes it; `none`: it is not larger than that of other batches.
+            `either`: each of them alone makes it; `none`: the norm is not larger than with other batches.
         samples: Samples, the largest share first.
         blamed: Indices of the fewest samples without which the norm is nearer to the usual one; empty if none are.
         norm_without: Norm without the blamed ones.

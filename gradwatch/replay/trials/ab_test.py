@@ -22,7 +22,7 @@ class SeedPair:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
-        return {"seed": self.seed, "old": _told(self.old), "new": _told(self.new)}
+        return {"seed": self.seed, "old": _outcome(self.old), "new": _outcome(self.new)}
 
 
 @final
@@ -115,7 +115,7 @@ def _seeded(config: Config, seed: int) -> Config:
     return config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
 
 
-def _told(made: TrialRun) -> dict[str, Any]:
+def _outcome(made: TrialRun) -> dict[str, Any]:
     return {
         "loss": made.loss,
         "val_loss": made.val_loss,

@@ -40,7 +40,7 @@ class TrialRunner:
         run: The run directory.
         history: Recorded history of the run.
         deadline: Time of `time.perf_counter` after which no trial may end, in seconds.
-        progress: Shows what is tried.
+        progress: Shows the trial in progress.
     """
 
     def __init__(self, run: Path, history: History, *, deadline: float, progress: Progress = no_progress) -> None:

@@ -77,7 +77,7 @@ class Symptom:
         symptom = cls(kind=finding.kind, layer=finding.layer, usual_norm=usual_norm)
         if finding.kind not in ZERO:
             return symptom
-        # zeros that float32 has too, such as behind a dead ReLU, are no underflow
+        # zeros that float32 has too, such as after a dead ReLU, are no underflow
         wide = observe(restored, symptom, stepper=restored.stepper(precision="fp32", scaler=None))
         return dataclasses.replace(symptom, zeros_in_float32=wide.zero_frac)
 
@@ -89,7 +89,7 @@ class Symptom:
             return not outcome.norm <= SPIKE * self.usual_norm  # true for nan, too
         return not outcome.finite
 
-    def told(self, outcome: StepOutcome) -> str:
+    def describe(self, outcome: StepOutcome) -> str:
         """Format the numbers of an outcome that show whether it has the symptom."""
         if self.kind in ZERO:
             return f"{100 * outcome.zero_frac:.3g} % of the gradient is zero"
@@ -110,7 +110,7 @@ def observe(
     Args:
         restored: The training, restored to the step.
         symptom: Symptom with the layers to count zeros in.
-        window: Other micro-batches; None for those of the step.
+        window: Other micro-batches; None for the step's own.
         stepper: Another stepper; None for the stepper of the run.
         under: Context in which to run the passes.
         prepare: Called on the restored state before the passes.

@@ -111,8 +111,8 @@ def _check_data(restored: RestoredStep) -> list[Experiment]:
     """Return an experiment that speaks against bad data if the batch is finite, else no experiment."""
     if any(bad_samples.not_finite(batch) for batch in restored.window):
         return []
-    told = "every value is finite"
-    return [Experiment(text="check of the batch", result=told, gone=False, causes=("bad-data",), axis="look")]
+    result = "every value is finite"
+    return [Experiment(text="check of the batch", result=result, gone=False, causes=("bad-data",), axis="look")]
 
 
 def _reproduce_training(
@@ -133,9 +133,9 @@ def _run_control(restored: RestoredStep, symptom: Symptom) -> tuple[str, bool]:
     """Run an unchanged step twice; return the result in words, and whether both runs show the symptom."""
     first, second = observe(restored, symptom), observe(restored, symptom)
     same = repr(first) == repr(second)  # as text, since nan is not equal to nan
-    told = f"step {restored.step:,} run twice: {symptom.told(first)}"
-    told += ", bit-identical" if same else f", then {symptom.told(second)}: not deterministic"
-    return told, symptom.is_in(first) and symptom.is_in(second)
+    result = f"step {restored.step:,} run twice: {symptom.describe(first)}"
+    result += ", bit-identical" if same else f", then {symptom.describe(second)}: not deterministic"
+    return result, symptom.is_in(first) and symptom.is_in(second)
 
 
 def _train_again(runner: TrialRunner, finding: Finding, warm_start: WarmStart | None) -> tuple[str, bool]:
@@ -145,10 +145,10 @@ def _train_again(runner: TrialRunner, finding: Finding, warm_start: WarmStart | 
     if again is None:
         return f"no time to repeat {steps:,} training steps", False
     found = again.found(finding)
-    told = f"repeated {_span(again)}"
+    result = f"repeated {_span(again)}"
     if not found:
-        return f"{told}: no {finding.kind}", False
-    return f"{told}: {finding.kind} at step {found[0].step:,}, as before", True
+        return f"{result}: no {finding.kind}", False
+    return f"{result}: {finding.kind} at step {found[0].step:,}, as before", True
 
 
 def _span(made: TrialRun) -> str:
@@ -175,7 +175,7 @@ def _run_intervention(intervention: Intervention, symptom: Symptom) -> Iterator[
             return
         ill = [o for o in outcomes if symptom.is_in(o)]
         # gone only if no variant shows the symptom; the first bad outcome is the more telling one
-        gone, result = not ill, symptom.told((ill or outcomes)[0])
+        gone, result = not ill, symptom.describe((ill or outcomes)[0])
         if len(outcomes) > 1:
             result = f"symptom in {len(ill)} of {len(outcomes)}; {result}"
     yield Experiment(
@@ -276,11 +276,11 @@ def _train_with(runner: TrialRunner, finding: Finding, change: Remedy, warm_star
     # unknown if the training ended before the step of the finding
     gone = not found if found or made.history.step >= finding.step else None
     others = sorted({f.kind for f in made.alarms} - set(same_illness(finding.kind)))
-    told = f"{_span(made)}, loss {made.loss:.4g}: " + (f"{found[0].kind} again" if found else f"no {finding.kind}")
-    told += f", but {', '.join(others)}" if gone and others else ""
+    result = f"{_span(made)}, loss {made.loss:.4g}: " + (f"{found[0].kind} again" if found else f"no {finding.kind}")
+    result += f", but {', '.join(others)}" if gone and others else ""
     return Experiment(
         text=change.text,
-        result=told,
+        result=result,
         gone=gone,
         change=change,
         is_healthy=not made.alarms,

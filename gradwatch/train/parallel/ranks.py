@@ -20,7 +20,7 @@ from gradwatch.probe.device.sync import to_host
 from gradwatch.train.parallel.environment import Launched, check_parallel
 
 LOST = "Connection closed by peer"
-"""How gloo tells that the process at the other end of a connection is gone."""
+"""Texts of gloo's errors if the process at the other end of a connection is gone."""
 
 _opened = itertools.count()
 

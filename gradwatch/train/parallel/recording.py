@@ -69,7 +69,7 @@ def open_history(
 
 
 def complete_rows(pipeline: Pipeline, ranks: Ranks | None) -> None:
-    """Wait until the rows of all steps are ingested, those of sharded parameters with the parts of all ranks."""
+    """Wait until the rows of all steps are ingested; rows of sharded parameters need the parts of all ranks."""
     pipeline.finish()
     if ranks:
         ranks.any(False)  # each rank has written its rows
@@ -114,7 +114,7 @@ def report_sources(pipeline: Pipeline, step: int, sources: Sequence[int]) -> Non
         sources: By rank: 0 if its loss is finite, 1 if only its inputs are, 2 if neither is.
     """
     if not any(sources) or all(sources):
-        return  # the recorded loss is that of all ranks, so their rows do not tell
+        return  # the recorded loss is of all ranks, so the rows do not show which rank it was
     if not any(event.kind == RANK_LOSS_NONFINITE.name for event in pipeline.history.events):
         rank = next(rank for rank, source in enumerate(sources) if source)
         pipeline.add_event(RANK_LOSS_NONFINITE.emit(step=step, values={"rank": rank, "inputs": sources[rank] - 1}))

@@ -89,7 +89,7 @@ def _shard(model: nn.Module, train: TrainSection, *, ranks: Ranks, device: torch
                 fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
     if any(True for _ in model.buffers()):
-        # buffers are not sharded: as DistributedDataParallel does, each forward pass begins with those of rank 0
+        # buffers are not sharded: as with DistributedDataParallel, each forward pass begins with the buffers of rank 0
         model.register_forward_pre_hook(_broadcast_buffers)
 
 

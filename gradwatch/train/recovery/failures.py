@@ -73,11 +73,11 @@ def explained() -> Iterator[None]:
 
 def way_on(directory: Path, steps: int) -> str:
     """Return how far a run got, and the command that continues it."""
-    told = f"the run got to step {steps:,}"
+    reached = f"the run got to step {steps:,}"
     last = checkpoint.newest(directory / "checkpoints")
     if last is None:
-        return f"{told}, before its first checkpoint; see what was recorded with: gradwatch diagnose {directory}"
-    return f"{told}; go on from its checkpoint of step {last:,} with: gradwatch train --resume {directory}"
+        return f"{reached}, before its first checkpoint; see what was recorded with: gradwatch diagnose {directory}"
+    return f"{reached}; go on from its checkpoint of step {last:,} with: gradwatch train --resume {directory}"
 
 
 def _has_steps(directory: Path) -> bool:

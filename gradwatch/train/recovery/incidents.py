@@ -58,7 +58,7 @@ def handle_final_step(session: Session) -> None:
 def take_critical_findings(session: Session) -> list[Finding]:
     """Remove all unhandled findings from the pipeline, and return the critical ones."""
     news = session.pipeline.unhandled_findings
-    # one pop(0) at a time: the worker thread appends meanwhile, and clear() could drop a new finding
+    # one pop(0) at a time: the worker thread appends concurrently, and clear() could drop a new finding
     return [finding for finding in iter(lambda: news.pop(0) if news else None, None) if warrants_incident(finding)]
 
 

@@ -122,7 +122,7 @@ class StreamBatches:
         """Continue at a saved position, with the shards that the run began with if they fit the number of ranks.
 
         Args:
-            state: From `state_dict`; with several ranks, its shards are those of all ranks.
+            state: From `state_dict`; with several ranks, it has the shards of all ranks.
         """
         saved = {int(index): ShardPosition(**position) for index, position in state["shards"].items()}
         self._loaded = None

@@ -1,4 +1,4 @@
-"""Read one shard of a stream batch by batch, and tell the position after each batch."""
+"""Read one shard of a stream batch by batch, and return the position after each batch."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_a_cause_that_is_found_at_the_same_step_explains_its_consequence(replay)
     assert (found["not-optimized"][1], found["layer-imbalance"][1]) == (Severity.WARNING, Severity.INFO)
 
 
-def test_an_explosion_after_a_jump_of_the_rate_is_told_as_the_jump(replay):
+def test_an_explosion_after_a_jump_of_the_rate_is_reported_as_the_jump(replay):
     made = Synthetic(steps=140).exploding(onset=60, rate=1.15)
     made.lr_T[60:] *= 100
 
@@ -93,7 +93,7 @@ def test_a_jump_of_the_rate_that_costs_less_than_was_learned_stays_a_warning(rep
     assert found == {"learning-rate-too-high": Severity.WARNING}
 
 
-def test_a_rate_is_critical_once_the_loss_is_lost_and_is_told_where_it_was_found_first(replay):
+def test_a_rate_is_critical_once_the_loss_is_lost_and_is_reported_where_it_was_found_first(replay):
     made = Synthetic(steps=140)
     made.lr_T[60:] *= 100
     made.loss_T[60:] *= 1.8

@@ -13,11 +13,11 @@ def found(dead_T):
     return finding
 
 
-def test_a_gradual_rise_is_told_as_one():
+def test_a_gradual_rise_is_reported_as_one():
     assert found(np.linspace(0.05, 1.0, 200)).message.startswith("more and more units of acts.0 are dead: ")
 
 
-def test_most_units_that_fell_silent_at_once_are_told_with_their_step():
+def test_most_units_that_fell_silent_at_once_are_reported_with_their_step():
     steps_T = np.arange(200)
     finding = found(np.where(steps_T < 100, 0.05 + 0.0005 * steps_T, 0.9 + 0.0009 * (steps_T - 100)))
 

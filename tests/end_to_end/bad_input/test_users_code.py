@@ -37,7 +37,7 @@ def test_a_bug_at_the_first_step_leaves_no_run(train, folder):
     assert not list(folder.glob("runs/*"))
 
 
-def test_shapes_that_do_not_fit_in_the_user_s_model_are_told_with_those_of_the_inputs(train):
+def test_shapes_that_do_not_fit_in_the_user_s_model_are_reported_with_those_of_the_inputs(train):
     code, _, err = train("base.yaml", *settings("model={target: 'mine:Channels'}"))
 
     assert code == 70
@@ -68,7 +68,7 @@ def test_batch_norm_with_accumulation_warns_in_one_line(train):
     assert err.count("\n") == 1
 
 
-def test_a_tensor_that_is_changed_in_place_is_told_with_both_lines(train):
+def test_a_tensor_that_is_changed_in_place_is_reported_with_both_lines(train):
     code, _, err = train("base.yaml", *settings("model={target: 'mine:InPlace'}"))
 
     (note,) = [line for line in err.splitlines() if "changed in place" in line]

@@ -70,7 +70,7 @@ def judge(model):
 
 
 @pytest.mark.parametrize("made", [class_centers, loss_weights, temperature, judge])
-def test_tensors_of_the_loss_that_no_optimizer_holds_are_told(made):
+def test_tensors_of_the_loss_that_no_optimizer_holds_are_reported(made):
     model = network(8, 16, 8)
     optimizer = adam(model)
 
@@ -81,7 +81,7 @@ def test_tensors_of_the_loss_that_no_optimizer_holds_are_told(made):
 
 
 @pytest.mark.parametrize("cleared", ["before its own loss", "before each loss"])
-def test_a_critic_of_another_optimizer_is_not_told(cleared):
+def test_a_critic_of_another_optimizer_is_not_reported(cleared):
     model, critic = network(8, 16, 8), network(8, 16, 1)
     optimizer, own = adam(model), adam(critic)
     update = trained(lambda x: -critic(model(x)).mean(), optimizer)
@@ -100,7 +100,7 @@ def test_a_critic_of_another_optimizer_is_not_told(cleared):
     assert UNHELD.name not in {e.kind for e in history.events}
 
 
-def test_a_frozen_network_in_the_loss_is_not_told():
+def test_a_frozen_network_in_the_loss_is_not_reported():
     model, features = network(8, 16, 8), network(8, 16, 4).requires_grad_(False)
     optimizer = adam(model)
     loss_of = lambda x: (features(model(x)) - features(x)).square().mean()  # noqa: E731

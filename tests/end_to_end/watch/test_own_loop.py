@@ -116,7 +116,7 @@ def test_nothing_is_printed_if_the_loop_wants_nothing(run_loop):
     assert (ended.stderr, ended.stdout) == ("", "the loop ended\n")
 
 
-def test_a_wrong_value_is_told_before_anything_is_written(run_loop):
+def test_a_wrong_value_is_reported_before_anything_is_written(run_loop):
     ended, status = run_loop('train(None, None, on_finding="rase")')
 
     assert (

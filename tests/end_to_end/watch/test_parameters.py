@@ -150,7 +150,7 @@ def test_odd_parameters_have_their_places():
     assert not monitor.attempts.warned
 
 
-def test_parameters_that_come_later_are_told_once_and_left_out():
+def test_parameters_that_come_later_are_reported_once_and_left_out():
     def update(model, optimizer, monitor, loss):
         if monitor.next_step in (2, 3):
             optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))], "lr": 1.0})

@@ -24,7 +24,7 @@ def dying(samples, units, *, seed):
 
 
 @given(samples=st.integers(1, 200), sizes=st.lists(st.integers(0, 40), min_size=1, max_size=4), seed=st.integers(0, 99))
-def test_what_is_told_is_true_of_the_past(samples, sizes, seed):
+def test_what_is_reported_is_true_of_the_past(samples, sizes, seed):
     silence = SilentUnits()
     modules = [dying(samples, size, seed=seed + i) for i, size in enumerate(sizes)]
 
@@ -44,7 +44,7 @@ def test_what_is_told_is_true_of_the_past(samples, sizes, seed):
             assert silent >= AGREEING_FRAC * now, "it speaks of most that are silent now"
 
 
-def test_the_step_of_a_sudden_death_is_told_within_a_quarter_of_its_age():
+def test_the_step_of_a_sudden_death_is_reported_within_a_quarter_of_its_age():
     silence = SilentUnits()
     for t in range(1000):
         dead_U = np.zeros(256, np.bool_)

@@ -116,7 +116,7 @@ def events_of(model, loss_of=of_scores, *, tokens=lambda: torch.randint(0, V, (B
 @pytest.mark.parametrize("loss_of", [of_scores, of_channels, of_log_probabilities])
 @pytest.mark.parametrize("form", ["function", "by hand"])
 @pytest.mark.parametrize("mask", [None, padding])
-def test_an_attention_without_a_causal_mask_is_told_with_its_layer(form, mask, loss_of):
+def test_an_attention_without_a_causal_mask_is_reported_with_its_layer(form, mask, loss_of):
     model = Model(Attention(form, mask=mask))
     assert events_of(model, loss_of) == [(TARGETS_VISIBLE.name, "mix.project", 0)]
 
@@ -157,7 +157,7 @@ def test_a_model_that_computes_its_loss_shows_the_labels(mask):
     assert [kind for kind, *_ in found] == ([TARGETS_VISIBLE.name] if mask is None else [])
 
 
-def test_labels_that_are_shifted_two_times_are_told():
+def test_labels_that_are_shifted_two_times_are_reported():
     model = ReturnsLoss(Model(Attention("function", mask=causal)))
     found = events_of(model, lambda model, tokens: model(tokens[:, :-1], tokens[:, 1:])[0])
     assert found == [(TARGETS_AHEAD.name, None, 0)]

@@ -80,7 +80,7 @@ def test_parts_that_a_loop_calls_are_seen_where_the_model_is_not_called():
     assert train(in_order, model=Parts(), call=one_after_the_other) == []
 
 
-def test_of_several_inputs_one_that_is_always_made_anew_is_told_and_no_grid_nor_all_the_items():
+def test_of_several_inputs_one_that_is_always_made_anew_is_reported_and_no_grid_nor_all_the_items():
     noise, items, grid = (lambda: torch.randn(32, 6)), torch.randn(64, 6), torch.linspace(0, 1, 64)[:, None]
     six, one = ({"other": nn.Linear(size, 1)} for size in (6, 1))
     assert train(first, model=Parts(**six), call=with_another(noise)) == [("constant-batch", 15)]
@@ -102,7 +102,7 @@ def test_the_points_of_a_grid_are_all_there_is():
     assert train(lambda step: torch.arange(64), model=nn.Linear(2, 1), call=lambda model, x: model(grid)) == []
 
 
-def test_a_batch_that_is_handed_over_is_told_of_once():
+def test_a_batch_that_is_handed_over_is_reported_once():
     assert train(first, hands_over=True) == [("constant-batch", 5)]
 
 

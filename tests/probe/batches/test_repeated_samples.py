@@ -48,7 +48,7 @@ def masked(words):
         pytest.param(lambda _: SAME.flip(-1) if torch.rand(()) < 0.5 else SAME.roll(2, -2), id="flipped and rolled"),
     ],
 )
-def test_the_same_samples_are_told_at_the_last_look(batch_at):
+def test_the_same_samples_are_reported_at_the_last_look(batch_at):
     assert looked(batch_at) == [(INSPECTED_STEPS[-1], 32.0)]
 
 
@@ -60,11 +60,11 @@ def test_graphs_that_are_joined_into_one_count_as_samples_and_not_their_nodes():
 
 
 @pytest.mark.parametrize("samples", [2, 32])
-def test_equal_samples_that_are_made_anew_are_told_sooner(samples):
+def test_equal_samples_that_are_made_anew_are_reported_sooner(samples):
     assert looked(lambda _: SAME[:samples].clone()) == [(SURE_STEP, float(samples))]
 
 
-def test_one_tensor_that_is_handed_over_again_is_told_but_no_slice_of_another():
+def test_one_tensor_that_is_handed_over_again_is_reported_but_no_slice_of_another():
     for batch, kinds in ((X, ["tensor-held"]), (SAME, []), (X.clone(), ["tensor-held"])):
         samples = RepeatedSamples()
         assert [event.kind for step in (0, 1) for event in samples.inspect(batch, step=step)] == kinds

@@ -58,7 +58,7 @@ LOSSES = [
 
 
 @pytest.mark.parametrize(("loss_of", "targets_of"), LOSSES)
-def test_predictions_that_know_nothing_of_their_targets_are_told_once(loss_of, targets_of):
+def test_predictions_that_know_nothing_of_their_targets_are_reported_once(loss_of, targets_of):
     assert seen(0.0, loss_of, targets_of, looks=2 * WINDOW_SAMPLES) == ["outputs-unpaired"]
 
 
@@ -67,7 +67,7 @@ def test_predictions_that_know_a_little_are_not(loss_of, targets_of):
     assert seen(0.4, loss_of, targets_of, looks=2 * WINDOW_SAMPLES) in ([], ["outputs-paired"])
 
 
-def test_that_they_begin_to_fit_is_told():
+def test_that_they_begin_to_fit_is_reported():
     found = seen(lambda look: float(look >= WINDOW_SAMPLES), F.cross_entropy, classes, looks=2 * WINDOW_SAMPLES)
 
     assert found == ["outputs-unpaired", "outputs-paired"]

@@ -49,7 +49,7 @@ def train(recurrences, outputs):
 
 
 @pytest.mark.parametrize("elementwise", [True, False])
-def test_a_factor_above_one_is_told_with_the_growth_that_follows_from_it(elementwise):
+def test_a_factor_above_one_is_reported_with_the_growth_that_follows_from_it(elementwise):
     ((kind, layer, _, values),) = told(Loop(1.12, elementwise=elementwise))
 
     assert (kind, layer, values["uses"]) == ("graph-recurrence", "decay", T)
@@ -57,11 +57,11 @@ def test_a_factor_above_one_is_told_with_the_growth_that_follows_from_it(element
 
 
 @pytest.mark.parametrize("every", [True, False])
-def test_a_factor_of_one_is_not_told_wherever_the_loss_looks(every):
+def test_a_factor_of_one_is_not_reported_wherever_the_loss_looks(every):
     assert told(Loop(1.0, every=every)) == []
 
 
-def test_a_factor_below_one_is_told_as_what_shrinks_unless_the_loss_looks_everywhere():
+def test_a_factor_below_one_is_reported_as_what_shrinks_unless_the_loss_looks_everywhere():
     ((_, _, _, values),) = told(Loop(0.8))
     assert values["growth"] == pytest.approx(T * np.log10(0.8), rel=0.2)
 
@@ -159,7 +159,7 @@ def test_looks_go_on_from_a_saved_state_at_the_same_steps(saved_at, is_begun):
     assert looks == [0, 1, 2, 4, 8, 16, 32]
 
 
-def test_what_was_told_before_a_saved_state_is_not_told_again():
+def test_what_was_reported_before_a_saved_state_is_not_reported_again():
     model = Loop(1.2)
     recurrences, resumed = RecurrenceProbe(model), RecurrenceProbe(model)
     assert train(recurrences, lambda: [model(torch.randn(B, T, 3))])
@@ -191,7 +191,7 @@ def test_a_loop_outside_of_the_model_is_read_without_walking_its_graph_at_each_c
     assert sum(calls) <= 4 * max(calls)
 
 
-def test_what_a_device_sends_later_is_told_later(monkeypatch):
+def test_what_a_device_sends_later_is_reported_later(monkeypatch):
     class Slow:
         is_ready = False
 

@@ -29,7 +29,7 @@ def network(*, bias=True):
     return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 5, bias=bias))
 
 
-def test_the_bias_before_a_cross_entropy_is_told_with_samples_and_classes():
+def test_the_bias_before_a_cross_entropy_is_reported_with_samples_and_classes():
     model = network()
 
     assert classes(model, F.cross_entropy(model(X), Y)) == [("2.bias", {"samples": 16.0, "classes": 5.0, "nat": 1.0})]
@@ -86,7 +86,7 @@ UNITS = {
 
 
 @pytest.mark.parametrize("name", UNITS)
-def test_the_loss_of_knowing_nothing_is_told_in_its_unit(name):
+def test_the_loss_of_knowing_nothing_is_reported_in_its_unit(name):
     loss, nat, number = UNITS[name]
     scores = torch.zeros(16, 5, requires_grad=True)
 

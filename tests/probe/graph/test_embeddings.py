@@ -34,7 +34,7 @@ def told(model, loss):
 
 @pytest.mark.parametrize("lookup", [lambda codes, ids: codes(ids), lambda codes, ids: codes.weight[ids]])
 @pytest.mark.parametrize("error", [F.mse_loss, lambda a, b: (a - b).pow(2).mean()])
-def test_codes_that_are_drawn_to_what_they_stand_for_are_told(lookup, error):
+def test_codes_that_are_drawn_to_what_they_stand_for_are_reported(lookup, error):
     model = Quantiser()
     z, q, rebuilt = model(lookup)
     loss = F.mse_loss(rebuilt, X) + error(q, z.detach()) + 0.25 * F.mse_loss(z, q.detach())

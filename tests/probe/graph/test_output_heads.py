@@ -47,7 +47,7 @@ def test_convolutions_are_heads_too():
     ]
 
 
-def test_towers_that_share_nothing_do_not_compete_and_are_told():
+def test_towers_that_share_nothing_do_not_compete_and_are_reported():
     model = Tasks(shared=False)
     events = LossGraphReader(model, *list_parameters(model)).read(both(model), step=0)
     (towers,) = [event for event in events if event.kind in ("graph-heads", "graph-towers")]

@@ -74,7 +74,7 @@ ALONG_TIME = {
 
 
 @pytest.mark.parametrize("name", ALONG_THE_BATCH)
-def test_a_layer_that_runs_along_the_batch_is_told(name):
+def test_a_layer_that_runs_along_the_batch_is_reported(name):
     assert told(ALONG_THE_BATCH[name]()) == [(B, T)]
 
 

@@ -54,7 +54,7 @@ WHOLE = {
 
 
 @pytest.mark.parametrize("name", MIXED)
-def test_classes_that_are_mixed_with_places_are_told(name):
+def test_classes_that_are_mixed_with_places_are_reported(name):
     scores = MIXED[name]()
     (text,) = told(scores, classes=scores.shape[1])
     assert f"{scores.shape[1]} values that are not the" in text

@@ -65,7 +65,7 @@ def test_a_product_of_two_parameters_is_no_layer():
     assert inputs(model, (model["queries"] @ model["w"]).mean()) == {}
 
 
-def test_a_network_of_own_layers_drawn_from_0_to_1_is_told():
+def test_a_network_of_own_layers_drawn_from_0_to_1_is_reported():
     torch.manual_seed(0)
     model = nn.Sequential(
         Dense(16, 32, torch.rand), nn.ReLU(), Dense(32, 32, torch.rand), nn.ReLU(), Dense(32, 3, torch.zeros)

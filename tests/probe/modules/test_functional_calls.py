@@ -129,7 +129,7 @@ def test_models_with_code_of_their_own_for_evaluation_are_left_alone():
 
 
 @pytest.mark.parametrize(("factor", "offset", "is_told"), [(255.0, 0.0, True), (1.0, 3.0, True), (1.2, 0.1, False)])
-def test_validation_inputs_of_another_scale_are_told(factor, offset, is_told):
+def test_validation_inputs_of_another_scale_are_reported(factor, offset, is_told):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 1))
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)

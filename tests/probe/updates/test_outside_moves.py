@@ -175,7 +175,7 @@ def events(moves, steps, move):
     return said
 
 
-def test_a_stretch_that_has_moved_is_told_once():
+def test_a_stretch_that_has_moved_is_reported_once():
     model = make()
     params, layers = list_parameters(model)
 

@@ -72,7 +72,7 @@ def test_one_that_an_optimizer_holds_or_other_code_moves_is_not(change):
         assert not [o for o in observed(change, **options) if o.kind == PARAMETERS_NEW.name], options
 
 
-def test_a_head_that_joins_the_model_and_its_optimizer_is_told_once():
+def test_a_head_that_joins_the_model_and_its_optimizer_is_reported_once():
     found = [o for o in observed(another_layer, held=True) if o.kind == PARAMETERS_JOINED.name]
 
     assert [(o.values, o.text) for o in found] == [

@@ -42,13 +42,13 @@ def trained(tmp_path):
     return tmp_path
 
 
-def test_what_a_run_did_is_told_in_order_and_observations_of_the_graph_are_not(eventful, trained):
+def test_what_a_run_did_is_reported_in_order_and_observations_of_the_graph_are_not(eventful, trained):
     told = [(event.label, event.command) for event in run_events(eventful, run=trained)]
 
     assert told == [("rewind", ""), ("skipped", ""), ("incident", f"gradwatch replay {trained} --step 21")]
 
 
-def test_a_loss_that_came_without_its_graph_is_told_with_what_to_hand_over(make_console, written):
+def test_a_loss_that_came_without_its_graph_is_reported_with_what_to_hand_over(make_console, written):
     history = Synthetic(layers=3, steps=60).history()
     history.add_event(UNREAD.emit(step=1))
 
@@ -61,7 +61,7 @@ def test_a_loss_that_came_without_its_graph_is_told_with_what_to_hand_over(make_
     assert "pass the loss tensor itself, before item() and detach()" in told
 
 
-def test_a_check_that_was_left_out_is_told_in_summary_diagnosis_and_json(make_console, written):
+def test_a_check_that_was_left_out_is_reported_in_summary_diagnosis_and_json(make_console, written):
     history = Synthetic(layers=3, steps=60).history()
     history.add_event(
         LEFT_OUT_CHECK.emit(step=8, part="the output heads", reason="IndexError: list index out of range")
@@ -78,7 +78,7 @@ def test_a_check_that_was_left_out_is_told_in_summary_diagnosis_and_json(make_co
     assert (event["kind"], event["step"]) == ("left-out", 8)
 
 
-def test_a_step_of_ones_own_loop_is_told_without_a_command(eventful, tmp_path):
+def test_a_step_of_ones_own_loop_is_reported_without_a_command(eventful, tmp_path):
     (*_, last) = run_events(eventful, run=tmp_path)
 
     assert (last.command, last.text) == ("", incident(21).text)

@@ -49,7 +49,7 @@ def test_the_planned_memory_stands_beside_the_measured():
     assert memory(history, seen) == "1 GB of the process; 3 MB planned for the tensors of a step"
 
 
-def test_what_watching_took_is_told_per_step_and_as_percent_only_where_the_run_is_long(healthy):
+def test_what_watching_took_is_reported_per_step_and_as_percent_only_where_the_run_is_long(healthy):
     short, blank = run_stats(healthy.history), run_stats(History(RunInfo(name="", created="", layers=())))
     brief = dataclasses.replace(short, seconds=0.2, watch_us=530.0, watch_frac=0.318)
     usual = dataclasses.replace(short, seconds=SHORT_S, watch_us=1083.0, watch_frac=0.013)

@@ -93,7 +93,7 @@ def test_an_unknown_name_is_a_mistake_with_the_nearest_known(healthy, statistic,
     assert message in str(caught.value)
 
 
-def test_without_matplotlib_the_way_to_it_is_told(healthy, monkeypatch):
+def test_without_matplotlib_the_way_to_it_is_reported(healthy, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
 
     with pytest.raises(GradwatchError, match="pip install matplotlib"):

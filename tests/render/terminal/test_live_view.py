@@ -46,14 +46,14 @@ def test_vanishing_is_seen_as_a_fade_towards_the_input(vanishing):
     assert all(b - a >= -1 for a, b in pairwise(levels)), "noise may cost one notch"
 
 
-def test_skipped_updates_and_the_loss_scale_are_told_where_there_are_any(healthy, broken):
+def test_skipped_updates_and_the_loss_scale_are_reported_where_there_are_any(healthy, broken):
     assert "skipped" not in _panel(healthy)
     assert "loss scale" not in _panel(healthy)
     told = r"updates +20 updates of the last 120 skipped, newest at step 119  loss scale 0.125"
     assert re.search(told, _panel(broken, width=120))
 
 
-def test_a_loss_scale_that_moved_is_told_though_no_update_was_skipped(broken):
+def test_a_loss_scale_that_moved_is_reported_though_no_update_was_skipped(broken):
     history = copy.deepcopy(broken.history)
     history.truncate(60)
     scale = history.run.statistics.index("loss_scale")
@@ -163,7 +163,7 @@ def test_a_run_of_unknown_length_shows_its_step_without_a_bar():
     assert re.fullmatch(r"synthetic  step 30  6,\d{3} samples/s", text)
 
 
-def test_clipping_is_told_where_it_happens():
+def test_clipping_is_reported_where_it_happens():
     history = Synthetic(layers=2, steps=30).history()
     newest_row(history.run)[history.run.statistics.index("grad_norm.after_clip")] = 0.05
 

@@ -120,7 +120,7 @@ def test_a_problem_of_many_layers_is_one_line(make_console, written, vanishing):
     assert sorted(kinds) == sorted({finding.kind for finding in vanishing.history.findings})
 
 
-def test_a_problem_that_becomes_more_severe_is_told_once_more(make_console, written, make_finding):
+def test_a_problem_that_becomes_more_severe_is_reported_once_more(make_console, written, make_finding):
     console = make_console(120)
     sink = Terminal(console=console)
 
@@ -140,7 +140,7 @@ def test_notes_stay_within_the_live_view(make_console, written, make_finding):
     assert re.findall(r"info|warning", written(console)) == ["warning"]
 
 
-def test_a_problem_that_is_over_is_told_once_and_is_news_if_it_returns(make_console, written, make_finding):
+def test_a_problem_that_is_over_is_reported_once_and_is_news_if_it_returns(make_console, written, make_finding):
     console = make_console(200)
     sink = Terminal(console=console)
     first, second = (

@@ -30,7 +30,7 @@ def test_whose_line_it_is(file, told):
     assert is_user_code(file) is told
 
 
-def test_the_innermost_line_is_told_with_its_text():
+def test_the_innermost_line_is_reported_with_its_text():
     def inner():
         return find_call_site(None)  # this one
 
