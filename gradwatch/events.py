@@ -446,6 +446,18 @@ TARGETS_AHEAD = EventKind(
     values={"ahead": "positions", "labels": TARGETS_VISIBLE.values["labels"]},
     text="each label is the input token {ahead:.0f} positions later",
 )
+PADDING_READ = EventKind(
+    name="padding-read",
+    meaning="The gradient of a padding token is larger than that of another token.",
+    values={"padding": "fraction of the positions", "decades": "orders of magnitude"},
+    text="the gradient of a padding token is 1e{decades:.2g} times that of another token",
+)
+PADDING_ATTENDED = EventKind(
+    name="padding-attended",
+    meaning="The mask of an attention hides the tokens and shows the padding.",
+    values={"padding": PADDING_READ.values["padding"]},
+    text="its mask hides the tokens and shows the padding",
+)
 
 # Clearing of gradients.
 

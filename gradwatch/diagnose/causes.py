@@ -816,6 +816,36 @@ CAUSES: tuple[Cause, ...] = (
         source="transformers, ForCausalLMLoss, which shifts the labels, https://github.com/huggingface/transformers",
     ),
     Cause(
+        id="reads-padding",
+        name="a model that reads the padding of its sequences",
+        leads={"vanishing-gradient": 20},
+        explains={"dead-layer": 8, "loss-plateau": 8, "rising-sparsity": 2},
+        requires=frozenset({Condition.PADDING_READ}),
+        because=(
+            "The last output of {where} is that of the padding at the end of a sequence, where a recurrent layer has "
+            "forgotten the tokens. So next to no gradient reaches them."
+        ),
+        confirm="Print the index at which each sequence is read: it must be that of its last token.",
+        remedies=("last_token",),
+        source="PyTorch, pack_padded_sequence, "
+        "https://pytorch.org/docs/stable/generated/torch.nn.utils.rnn.pack_padded_sequence.html",
+    ),
+    Cause(
+        id="opposite-mask",
+        name="an attention mask with the opposite meaning",
+        leads={"loss-plateau": 20},
+        explains={"attention-collapse": 3, "vanishing-gradient": 1.5, "dead-layer": 1.5},
+        requires=frozenset({Condition.PADDING_ATTENDED}),
+        because=(
+            "Each position sees nothing but padding. In `key_padding_mask`, True hides a key; in the `attn_mask` of "
+            "`scaled_dot_product_attention`, True shows it."
+        ),
+        confirm="Print the attention weights of one sequence: those of its padding must be 0.",
+        remedies=("invert_mask",),
+        source="PyTorch, torch.nn.MultiheadAttention, "
+        "https://pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html",
+    ),
+    Cause(
         id="no-causal-mask",
         name="positions that see the tokens after them",
         leads={"target-leakage": 20},

@@ -184,6 +184,12 @@ class Condition(enum.Enum):
     TARGETS_AHEAD = enum.auto()
     """The labels of a language model are more than one token ahead of its inputs."""
 
+    PADDING_READ = enum.auto()
+    """The gradient of padding is larger than that of the other tokens."""
+
+    PADDING_ATTENDED = enum.auto()
+    """The mask of an attention hides the tokens and shows the padding."""
+
     SINGULAR_FORMULA = enum.auto()
     """The autograd graph contains a formula near its singular point."""
 

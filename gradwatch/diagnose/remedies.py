@@ -340,6 +340,14 @@ KNOWN: dict[str, Build] = {
         "shift the labels in one place only: pass unshifted labels to a model that shifts them itself",
         "loss = model(tokens, labels=tokens).loss",
     ),
+    "last_token": _either(
+        "read {where} at the last token of each sequence, or pack the sequences",
+        "packed = pack_padded_sequence(embedded, lengths.cpu(), batch_first=True, enforce_sorted=False)",
+    ),
+    "invert_mask": _either(
+        "invert the mask of {where}",
+        "encoder(embedded, src_key_padding_mask=tokens == padding)",
+    ),
     "causal_mask": _either(
         "let no position of {where} see the positions after it: pass a causal mask, or use one direction",
         "F.scaled_dot_product_attention(query, key, value, is_causal=True)",

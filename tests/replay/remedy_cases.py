@@ -295,6 +295,41 @@ def walk(shift):
     return tokens[:, :12], tokens[:, shift:]
 
 
+class Sentences(nn.Module):
+    """Classify padded sentences by a recurrent layer, which is read at the end or at the last word."""
+
+    def __init__(self, *, at_end):
+        super().__init__()
+        self.at_end = at_end
+        self.embed, self.recur = nn.Embedding(20, 16, padding_idx=0), nn.GRU(16, 16, batch_first=True)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, tokens):
+        states, last = self.recur(self.embed(tokens))[0], (tokens != 0).sum(1) - 1
+        return self.head(states[:, -1] if self.at_end else states[torch.arange(len(tokens)), last])
+
+
+class MaskedSentences(nn.Module):
+    """Classify padded sentences by attention, whose mask hides the padding or the words."""
+
+    def __init__(self, *, hides_padding):
+        super().__init__()
+        self.hides_padding, self.embed, self.head = hides_padding, nn.Embedding(20, 16), nn.Linear(16, 4)
+        self.attend = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+
+    def forward(self, tokens):
+        is_word = tokens != 0
+        states = self.attend(self.embed(tokens), src_key_padding_mask=is_word ^ self.hides_padding)
+        return self.head((states * is_word[..., None]).sum(1))
+
+
+def sentences(step, fixed):
+    """Return sentences of 3 to 6 words and much padding, and the class of the first word."""
+    del step, fixed
+    tokens = torch.randint(1, 20, (32, 60)).where(torch.arange(60) < torch.randint(3, 7, (32, 1)), 0)
+    return tokens, tokens[:, 0] % 4
+
+
 class Operation(nn.Module):
     """A network whose output has an operation added; the code of a remedy takes the place of the operation."""
 
@@ -545,6 +580,20 @@ LOOPS = {
         remedy="shift_once",
         model=lambda _: NextToken(is_causal=True),
         batch=lambda step, fixed: walk(1 if fixed else 2),
+    ),
+    "padding": Loop(
+        kind="vanishing-gradient",
+        cause="reads-padding",
+        remedy="last_token",
+        model=lambda fixed: Sentences(at_end=not fixed),
+        batch=sentences,
+    ),
+    "mask": Loop(
+        kind="loss-plateau",
+        cause="opposite-mask",
+        remedy="invert_mask",
+        model=lambda fixed: MaskedSentences(hides_padding=bool(fixed)),
+        batch=sentences,
     ),
     "dimension": Loop(
         kind="probabilities-into-loss",

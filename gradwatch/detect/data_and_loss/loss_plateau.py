@@ -35,6 +35,7 @@ from gradwatch.events import (
     ADVERSARY,
     BROADCAST,
     CHANCE,
+    PADDING_ATTENDED,
     PAIRED,
     POLICY,
     SEQUENCE_AXIS,
@@ -71,19 +72,20 @@ class LossPlateau:
     How it is detected: (1) The autograd graph shows n x n differences, or a softmax over values that are not the
     outputs of one place, because `view` was called instead of `transpose`; or a recurrent layer or an attention whose
     steps are the rows of the loss, because it did not get `batch_first=True`; or labels of a language model that are
-    the input token two or three positions later. (2) The loss is not lower than in the beginning and has no falling
-    trend, without the first 32 steps. A trend counts if `windows_ahead` more windows of it would bring a fall, and in
-    any case until `slow_start` times `patience`. The learning rate must not be rising, nor the gradient norm or the
-    weights growing, as they do when a saddle is about to end. At least `patience` steps, and one in `planned` of the
-    planned steps, have passed. A sequential test over blocks of 4 steps says when the loss has stood long enough. The
-    noise of the losses must be too small to hide a fall by `hidden_fall`, and predictions must not fit their own
-    targets, as far as that can be measured. (3) A loss stands like that after a fall, while predictions fit other
-    samples of the batch as well as their own. Only what a constant can learn fell: the mean of the targets, or the
-    shares of the classes. There must be enough samples to show a slow start. If a batch reads a third of the rows of an
-    embedding, a third of the steps count. (4) Every loss since the first step is exactly 0. (5) Different batches have
-    the same loss, with more than `constant_left` of the first one left: all outputs have collapsed to one point. The
-    loss of a triplet then stays at its margin. (6) Half of the weight matrices have shrunk to `shrunk` of their first
-    norms, and the loss has not fallen: a decay outweighs the gradient.
+    the input token two or three positions later; or an attention whose mask hides the tokens and shows the padding. (2)
+    The loss is not lower than in the beginning and has no falling trend, without the first 32 steps. A trend counts if
+    `windows_ahead` more windows of it would bring a fall, and in any case until `slow_start` times `patience`. The
+    learning rate must not be rising, nor the gradient norm or the weights growing, as they do when a saddle is about to
+    end. At least `patience` steps, and one in `planned` of the planned steps, have passed. A sequential test over
+    blocks of 4 steps says when the loss has stood long enough. The noise of the losses must be too small to hide a fall
+    by `hidden_fall`, and predictions must not fit their own targets, as far as that can be measured. (3) A loss stands
+    like that after a fall, while predictions fit other samples of the batch as well as their own. Only what a constant
+    can learn fell: the mean of the targets, or the shares of the classes. There must be enough samples to show a slow
+    start. If a batch reads a third of the rows of an embedding, a third of the steps count. (4) Every loss since the
+    first step is exactly 0. (5) Different batches have the same loss, with more than `constant_left` of the first one
+    left: all outputs have collapsed to one point. The loss of a triplet then stays at its margin. (6) Half of the
+    weight matrices have shrunk to `shrunk` of their first norms, and the loss has not fallen: a decay outweighs the
+    gradient.
 
     Exceptions to the rules: a loss that does not measure success; tasks that are learned in a sudden transition after a
     long plateau (CTC, arithmetic). The loss of several optimizers, or of a model behind another learner, is taken for
@@ -239,6 +241,8 @@ class LossPlateau:
         yield Example("a recurrent layer runs along the batch", along.history(), ("layers.3",))
         ahead = Synthetic(steps=20).add_event(TARGETS_AHEAD, text="each label is the input token 2 positions later")
         yield Example("labels that are shifted two times", ahead.history(), (None,))
+        shown = Synthetic(steps=20).add_event(PADDING_ATTENDED, layer="layers.3", text="its mask shows the padding")
+        yield Example("a mask of attention shows the padding only", shown.history(), ("layers.3",))
         yield Example("all weights decay to nothing, and the loss stays", make_decayed().history(), (None,))
         yield Example("they decay, and the model learns: it normalizes", make_decayed(fall=0.2).history())
         drift = Synthetic(steps=240)

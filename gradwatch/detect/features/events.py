@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gradwatch.events import EventKind
+from gradwatch.events import PADDING_READ, EventKind
 from gradwatch.history.store import History
 from gradwatch.records import Event
 
@@ -14,3 +14,8 @@ def events_of(history: History, kind: EventKind) -> Iterator[Event]:
     for event in history.events:
         if event.kind == kind.name and event.step <= history.step:
             yield event
+
+
+def reads_padding(history: History, layer: str) -> bool:
+    """Return whether a module or a tensor of it reads padding, so that its gradient vanishes but is not gone."""
+    return any(event.layer and f"{layer}.".startswith(f"{event.layer}.") for event in events_of(history, PADDING_READ))

@@ -12,6 +12,7 @@ import numpy as np
 
 from gradwatch.detect import Example, Recovery
 from gradwatch.detect.features.consequences import severity_after
+from gradwatch.detect.features.events import reads_padding
 from gradwatch.detect.features.finding import finding_of, findings_of
 from gradwatch.detect.features.recovery import start_of_state, tensors_of
 from gradwatch.detect.features.robust_stats import Floats, median
@@ -219,8 +220,8 @@ class DeadLayer:
         return None if end is None else Recovery(end, "it got a gradient again")
 
     def _severity(self, history: History, layer: str, group: list[int], *, is_zero: bool) -> Severity:
-        """Return the harm of a dead module: an expert that is merely not chosen and a head that waits do no harm."""
-        if is_zero and is_ended_task(history, group):
+        """Return the harm of a dead module: an expert that is not chosen, a head that waits and padding do no harm."""
+        if (is_zero and is_ended_task(history, group)) or reads_padding(history, layer):
             return Severity.INFO
         # experts without a gradient say nothing while most of their siblings have one
         live_frac = live_frac_of_siblings(history, layer, history.param.newest("grad.l2"))

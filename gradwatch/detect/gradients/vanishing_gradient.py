@@ -15,8 +15,9 @@ from gradwatch.detect.gradients.vanishing_gradient_rules.over_depth import (
     fall_over_depth,
     find_fall_over_depth,
 )
+from gradwatch.detect.gradients.vanishing_gradient_rules.padding import PADDING, find_fall_from_padding
 from gradwatch.detect.gradients.vanishing_gradient_rules.recurrence import find_fall_over_time
-from gradwatch.events import HEADS, TOWERS
+from gradwatch.events import HEADS, PADDING_READ, TOWERS
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding
@@ -27,8 +28,8 @@ from gradwatch.records import Finding
 class VanishingGradient:
     """Gradients that shrink from layer to layer towards the input.
 
-    What it measures: the gradient size of each layer from the output to the input, and through the steps of a
-    recurrence.
+    What it measures: the gradient size of each layer from the output to the input, through the steps of a recurrence,
+    and at the padding and the tokens of a sequence.
 
     Why it matters: all layers build on the first layers, which hardly change. Adam rescales small gradients, but not
     below its eps (1e-8).
@@ -41,8 +42,8 @@ class VanishingGradient:
     When it is wrong: parallel layers that share earlier ones have no single depth. Gradients that shrink in all layers
     alike (convergence) or at one place (dead-layer) do not count.
 
-    When it is withdrawn: the loss has clearly fallen, by a tenth or more, and the fall over depth is below `decades`.
-    Only (1) is withdrawn.
+    When it is withdrawn: the loss has clearly fallen, by a tenth or more, and for (1) the fall over depth is below
+    `decades`. (2) is not withdrawn.
 
     How it is detected: (1) A fall over depth: the size of a gradient element (root mean square) in each module with a
     weight matrix, as median over 10 steps. A line through the logarithms falls towards the input by some orders of
@@ -50,7 +51,9 @@ class VanishingGradient:
     three quarters of the variance, and no single step between two modules may hold most of the fall. The same is done
     over blocks, each by its largest module, because a gate may get far less than the filter next to it; not if the
     model has several heads. (2) A fall over time, if a forward pass uses one parameter on its own result repeatedly:
-    from the last use to the first, once a plateau of the loss was found.
+    from the last use to the first, once a plateau of the loss was found. (3) A fall from the padding of a sequence to
+    its tokens, by `critical_decades`, or by less once a plateau was found: a recurrent layer is read at the end of a
+    padded sequence, where it has forgotten the tokens. Padding is a token that ends sequences of different lengths.
 
     Exceptions to the rules: parts of the model that share no layer have a line each, if each has several layers, and so
     do models that are trained in turn. Other parallel layers have no single depth; the line follows the order in which
@@ -91,7 +94,10 @@ class VanishingGradient:
 
     def _signs(self, history: History) -> Iterator[Sign | None]:
         """Yield the observation of each mechanism, in a fixed order."""
-        yield from find_fall_over_time(history, decades=self.at_once)
+        learned = 1 - self.stuck_frac
+        padding = list(find_fall_from_padding(history, at_once=self.critical_decades, learned=learned))
+        # the way from the padding to the tokens is a part of the sequence
+        yield from padding or find_fall_over_time(history, decades=self.at_once)
         yield find_fall_over_depth(
             history,
             modules=self.modules,
@@ -103,10 +109,14 @@ class VanishingGradient:
         )
 
     def recovery(self, history: History, finding: Finding) -> Recovery | None:
-        """Return the step from which the loss has been clearly lower, once the fall over depth is gone."""
-        if PER_MODULE not in {q.key for q in finding.evidence}:
+        """Return the step from which the loss has been clearly lower, for (1) once the fall over depth is gone."""
+        keys = {quantity.key for quantity in finding.evidence}
+        end = fall_of_loss(history, fall=1 - self.stuck_frac)
+        if PADDING in keys:
+            return None if end is None else Recovery(end, "the loss fell: what is left of the tokens is enough")
+        if PER_MODULE not in keys:
             return None
-        end, fall = fall_of_loss(history, fall=1 - self.stuck_frac), fall_over_depth(history, modules=self.modules)
+        fall = fall_over_depth(history, modules=self.modules)
         if end is None or fall is None or fall[0] >= self.decades:
             return None
         return Recovery(end, f"the loss fell, and gradients shrank only {format_fold(fall[0])}")
@@ -131,6 +141,10 @@ class VanishingGradient:
         yield Example("two models that are trained in turn", make_in_turn().history())
         late = Synthetic(steps=80).vanishing(decades=5, onset=40)
         yield Example("saturation sets in at step 40", late.history(), late.names(0))
+        padded = Synthetic(steps=40).add_event(PADDING_READ, layer="layers.3", values={"padding": 0.7, "decades": 8.0})
+        yield Example("a recurrent layer is read at its padding", padded.history(), ("layers.3",))
+        mild = Synthetic(steps=80).add_event(PADDING_READ, layer="layers.3", values={"padding": 0.3, "decades": 1.0})
+        yield Example("padding is read, and the run learns", mild.history())
         yield Example("a recurrent cell forgets, which does no harm without a plateau", make_forgetful().history())
         yield Example("a healthy run", Synthetic(steps=40).history())
         yield Example("a fall by a factor of 30 is usual", Synthetic(steps=40).vanishing(decades=1.5).history())

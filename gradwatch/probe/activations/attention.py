@@ -89,26 +89,33 @@ def sees_next_position(node: Node, saved: Saved, *, positions: int) -> bool:
         saved: Returns what a node saves.
         positions: Length of the sequence, which may follow further keys, such as those of a prompt.
     """
-    if operation(node) in FUSED:
-        query, mask_name = saved(node, "query"), _mask_name(node)
-        if node._saved_is_causal or query is None:
-            return False
-        size = query.shape[2]
-        is_used = torch.ones(size, size, dtype=torch.bool)
-        if mask_name and getattr(node, f"_saved_{mask_name}") is not None:
-            mask = saved(node, mask_name)
-            if mask is None:
-                return False
-            is_used = mask.expand(*mask.shape[:-2], size, size) > OPEN
-    else:
-        weights = saved(node, "result")
-        if weights is None or weights.ndim < 3 or weights.shape[-1] != weights.shape[-2]:
-            return False
-        is_used = weights > 0
-    if is_used.shape[-1] < positions:
+    is_used = used_keys(node, saved)
+    if is_used is None or not is_used.shape[-1] == is_used.shape[-2] >= positions:
         return False
     next_keys = is_used.diagonal(1, -2, -1)[..., 1 - positions :]
     return bool(next_keys.reshape(-1, positions - 1).any(0).float().mean() > MOST_POSITIONS)
+
+
+def used_keys(node: Node, saved: Saved) -> Tensor | None:
+    """Return which keys each query of an attention uses, of shape (..., Q, K), or None if it is unknown.
+
+    Args:
+        node: A softmax, or attention in one kernel.
+        saved: Returns what a node saves.
+    """
+    if operation(node) not in FUSED:
+        weights = saved(node, "result")
+        return None if weights is None or weights.ndim < 3 else weights > 0
+    query, key, name = saved(node, "query"), saved(node, "key"), _mask_name(node)
+    if query is None or key is None:
+        return None
+    queries, keys = query.shape[2], key.shape[2]
+    if name and getattr(node, f"_saved_{name}") is not None:
+        mask = saved(node, name)
+        is_used = None if mask is None else mask.expand(*mask.shape[:-2], queries, keys) > OPEN
+    else:
+        is_used = torch.ones(queries, keys, dtype=torch.bool, device=query.device)
+    return is_used.tril() if is_used is not None and node._saved_is_causal else is_used
 
 
 def _mask_name(node: Node) -> str | None:

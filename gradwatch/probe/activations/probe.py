@@ -21,6 +21,7 @@ from gradwatch.attempts import Attempts
 from gradwatch.probe.activations.accumulator import ActivationAccumulator, PendingCall, SharedSums, statistics
 from gradwatch.probe.activations.bitmask import UnitMask
 from gradwatch.probe.activations.functional import FunctionalActivations, FunctionCall
+from gradwatch.probe.activations.padding import PaddingReader
 from gradwatch.probe.activations.rules import ActivationRules, rules_of
 from gradwatch.probe.activations.token_targets import TokenTargets
 from gradwatch.probe.batches.target_match import TargetMatch
@@ -320,7 +321,8 @@ class ActivationProbe:
 
     def _inspect_outermost(self) -> None:
         """Inspect the graphs of the outermost modules from the next call on."""
-        self.readers = RecurrenceProbe(self._model), TargetMatch(), TokenTargets(self._model)
+        model = self._model
+        self.readers = RecurrenceProbe(model), TargetMatch(), TokenTargets(model), PaddingReader(model)
         self._hooks.remove()
         self._outer_hooks.remove()
         self._outer_hooks.register = _outer_hooks(self, hookable_modules(self._model))

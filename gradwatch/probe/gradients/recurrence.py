@@ -169,7 +169,7 @@ def growth_of(norms_U: np.ndarray[Any, Any]) -> float:
 
     A loss at each position of a sequence adds a term at each use. So a gradient that each use passes on unchanged still
     grows with the number of uses: over the earlier half, by at most a factor of 2. The growth is computed from that
-    half.
+    half. A single step does not count as growth, since losses may begin there: sequences end, and padding follows.
 
     Args:
         norms_U: Norms at evenly spread uses, in the order of the forward pass, of shape (U,).
@@ -179,7 +179,9 @@ def growth_of(norms_U: np.ndarray[Any, Any]) -> float:
     if not few or not np.isfinite(norms_U).all() or not norms_U[-1] > 0:
         return 0.0
     log_U = np.log10(np.maximum(norms_U, SMALLEST))
-    rise = float(np.median(log_U[:few]) - np.median(log_U[middle : middle + few]))
+    whole = float(np.median(log_U[:few]) - np.median(log_U[middle : middle + few]))
+    steady = -middle * float(np.median(np.diff(log_U[: middle + 1])))
+    rise = min(whole, steady, key=abs) if whole * steady > 0 else 0.0
     beyond = rise - float(np.log10(2)) if rise > 0 else rise  # added terms only make a gradient grow
     # the half is extrapolated to all uses; a rise below the factor of 2 counts as none
     return beyond * (len(norms_U) - 1) / middle if beyond * rise > 0 else 0.0

@@ -18,10 +18,15 @@ PLATEAU = "loss-plateau"
 """Kind of finding for a run that learns nothing."""
 
 
+def has_plateau(history: History, *, least: Severity) -> bool:
+    """Return whether the run was found to learn nothing, with a finding of this severity at least."""
+    return any(finding.kind == PLATEAU and finding.severity >= least for finding in history.findings)
+
+
 def find_fall_over_time(history: History, *, decades: float) -> Iterator[Sign]:
     """Yield a sign for each parameter if the gradient shrinks over its uses by at least `decades`."""
     # without a plateau the run does not need the distant past
-    if not any(f.kind == PLATEAU and f.severity >= Severity.WARNING for f in history.findings):
+    if not has_plateau(history, least=Severity.WARNING):
         return
     for event in events_of(history, RECURRENCE):
         fall, uses = -event.values["growth"], event.values["uses"]

@@ -1,0 +1,231 @@
+"""Tell whether a model reads the padding of its sequences, by gradients at the tokens and by masks of attention."""
+
+# B = sequences, T = positions, D = width of an embedding, Q = queries, K = keys
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any, ClassVar, NamedTuple, final
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from gradwatch.events import PADDING_ATTENDED, PADDING_READ, Observation
+from gradwatch.probe.activations.attention import FUSED, SOFTMAX, queries_and_keys, used_keys
+from gradwatch.probe.activations.saved_hooks import count_uses, saved_tensor
+from gradwatch.probe.device.sync import HostTransfer, is_capturing
+from gradwatch.probe.graph.graph import Graph, Node
+from gradwatch.probe.inert_hook import inert_hook, remove_hooks
+from gradwatch.probe.nested import has_plain_values, tensors_of
+from gradwatch.probe.parameters import Models, named_modules
+
+MAX_STEPS = 4
+"""Sampled steps to read: a loop pads its batches in the same way at each step."""
+
+MAX_CALLS = 4
+"""Maximum number of forward calls of a step to read: a loop may call the parts of a model one by one."""
+
+MAX_ATTENTIONS = 4
+"""Maximum number of attentions to read, the nearest to the inputs: all layers of a model get the same mask."""
+
+MIN_PADDING = 0.1
+"""Minimum fraction of the positions that are padding. Sequences that end alike by chance have less."""
+
+MAX_ELSEWHERE = 0.01
+"""Maximum fraction of the other tokens that are the padding token: the background of an image is no padding."""
+
+MIN_SHARE = 0.9
+"""Minimum fraction of the squared gradient that is at padding. A mean over all positions has the fraction of padding,
+and a model that learns has less and less."""
+
+MIN_DECADES = 0.5
+"""Minimum distance of the gradient of a padding token above that of another token, in powers of ten, on average."""
+
+SMALLEST = 1e-45
+"""Squared gradient of the tokens that counts for none, relative to the largest of a batch."""
+
+OPPOSITE_FRAC = 0.98
+"""Minimum fraction of the padding that an attention uses, and of the tokens that it does not use, for a mask that is
+the opposite of what was meant."""
+
+
+class Read(NamedTuple):
+    """What was measured: the gradient of tokens that a layer reads, or the mask of an attention.
+
+    Args:
+        layer: Name of the layer, or None.
+        positions: Number of positions of a sequence.
+        is_mask: Whether it was a mask.
+    """
+
+    layer: str | None
+    positions: int
+    is_mask: bool
+
+
+@final
+class PaddingReader:
+    """Measure the gradients at padding and at tokens, and the masks of attention, at the first sampled steps.
+
+    Padding is a token that ends sequences of different lengths, and is rare elsewhere. Sums of squared gradients and
+    counts are computed on the device of the model, and arrive later: a later call of `find` returns them.
+
+    Args:
+        models: A model, or several by name.
+
+    Attributes:
+        is_over: Whether nothing more is read.
+    """
+
+    part: ClassVar[str] = "the padding"
+
+    def __init__(self, models: Models) -> None:
+        modules = list(named_modules(models))
+        self._owners: dict[Tensor, str] = {
+            param: name for name, module in modules for param in module.parameters(recurse=False)
+        }
+        self._recurrences = [(name, it.input_size) for name, it in modules if isinstance(it, nn.RNNBase)]
+        self._handles: list[RemovableHandle] = []
+        self._reads: list[Read] = []
+        self._measured: list[Tensor] = []
+        self._transfer: HostTransfer | None = None
+        self._in_flight = self._reads
+        self._calls = self._steps = 0
+        self._since: int | None = None
+        self.is_over = False
+
+    def begin(self) -> None:
+        """Prepare for the next sampled step."""
+        self.clear()
+        self._since = count_uses()
+
+    def clear(self) -> None:
+        """Drop the data and the hooks of the step before."""
+        remove_hooks(self._handles)
+        self._reads, self._measured, self._calls = [], [], 0
+
+    def state(self) -> dict[str, Any]:
+        """Return plain data that `restore` reads back; it does not wait for measurements in flight."""
+        return {"steps": self._steps, "is_over": self.is_over}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from the result of `state`."""
+        self._steps, self.is_over = state["steps"], state["is_over"]
+
+    def watch(self, output: Any, _inputs: Any = (), /) -> None:
+        """Find the lookups of tokens below the output of a model, and measure them in the next backward pass."""
+        outputs = [tensor for tensor in tensors_of(output) if tensor.grad_fn is not None]
+        # hooks would not run in a replay of a CUDA graph
+        if self.is_over or self._calls == MAX_CALLS or self._transfer or not outputs or is_capturing(outputs):
+            return
+        self._calls += 1
+        graph = Graph(*outputs)
+        for node in graph.of("Embedding"):
+            tokens = saved_tensor(node, "indices", self._since)
+            if tokens is not None and tokens.ndim == 2 and min(tokens.shape) > 1:
+                hook = inert_hook(partial(self._measure_gradient, tokens, self._reader_of(graph, node)))
+                self._handles.append(node.register_prehook(hook))
+                self._measure_attentions(graph, node, tokens)
+
+    def find(self, _loss: Any = None, /) -> Iterator[Observation]:
+        """Yield an observation, after a backward pass, if the model reads padding in place of its tokens."""
+        if self._calls:
+            self._steps += 1
+            if len({read.device for read in self._measured}) == 1:
+                self._transfer = HostTransfer({"measured": torch.stack(self._measured)})
+                self._in_flight = self._reads
+            self.clear()
+        if self._transfer is not None and self._transfer.is_ready:
+            rows, self._transfer = self._transfer.values()["measured"], None
+            found = next(filter(None, map(_judge, self._in_flight, rows)), None)
+            if found is not None:
+                self.is_over = True
+                yield found
+        self.is_over |= self._steps >= MAX_STEPS and self._transfer is None
+
+    def _reader_of(self, graph: Graph, lookup: Node) -> str | None:
+        """Return the only recurrent layer that fits an embedding, or the embedding."""
+        table = graph.parameter(lookup)
+        if table is None:
+            return None
+        fitting = [name for name, width in self._recurrences if width == table.shape[-1]]
+        return fitting[0] if len(fitting) == 1 else self._owners.get(table)
+
+    def _measure_gradient(self, tokens_BT: Tensor, layer: str | None, gradients: tuple[Tensor | None, ...]) -> None:
+        gradient = gradients[0] if gradients else None
+        if gradient is None or not has_plain_values(gradient) or gradient.shape[:2] != tokens_BT.shape:
+            return
+        size_BTD = gradient.detach().abs().float()
+        # relative to the largest, since squares of small numbers are zero
+        energy_BT = (size_BTD / size_BTD.amax()).square().sum(-1)
+        for axis in (1, 0):  # sequences may be rows or columns
+            is_padding, counts = _padding(tokens_BT, axis)
+            sums = torch.stack([(energy_BT * is_padding).sum(), (energy_BT * ~is_padding).sum()])
+            self._add(Read(layer, tokens_BT.shape[axis], is_mask=False), counts, sums)
+
+    def _measure_attentions(self, graph: Graph, lookup: Node, tokens_BT: Tensor) -> None:
+        saved = partial(saved_tensor, since=self._since)
+        for node in reversed(graph.of(*FUSED, *SOFTMAX)[-MAX_ATTENTIONS:]):
+            operands = queries_and_keys(node, saved)
+            is_used = used_keys(node, saved) if operands else None
+            # the keys of a decoder may come from an encoder, which sees other tokens
+            if operands is None or is_used is None or lookup not in set(graph.below(operands[1])):
+                continue
+            sequences, keys = tokens_BT.shape
+            if is_used.shape[-1] != keys or is_used[..., 0, 0].numel() % sequences:
+                continue
+            is_used_BK = is_used.reshape(sequences, -1, keys).any(1)
+            is_padding_BK, counts = _padding(tokens_BT, 1)
+            used = torch.stack([(is_used_BK & is_padding_BK).sum(), (is_used_BK & ~is_padding_BK).sum()])
+            param = graph.parameter(operands[1])
+            layer = self._owners.get(param) if param is not None else None
+            self._add(Read(layer, keys, is_mask=True), counts, used)
+
+    def _add(self, read: Read, counts: Tensor, sums: Tensor) -> None:
+        self._reads.append(read)
+        self._measured.append(torch.cat([counts, sums]))
+
+
+def _padding(tokens_BT: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """Return which tokens are padding at the end of a sequence, if there is any, and the numbers to judge it by.
+
+    Args:
+        tokens_BT: Tokens.
+        axis: Axis of the positions.
+
+    Returns:
+        Whether each token is padding, and the number of tokens, that of padding, that of the padding token elsewhere,
+        and the fewest and the most padding of a sequence, of shape (5,).
+    """
+    last = tokens_BT.select(axis, -1)
+    token = last.mode().values  # most sequences are shorter than the longest
+    is_token = tokens_BT == token
+    is_padding = is_token.flip(axis).cumprod(axis).flip(axis).bool()
+    lengths = is_padding.sum(axis)
+    elsewhere = is_token.sum() - is_padding.sum()
+    number = torch.full_like(elsewhere, tokens_BT.numel())
+    counts = torch.stack([number, is_padding.sum(), elsewhere, lengths.amin(), lengths.amax()])
+    return is_padding, counts.float()
+
+
+def _judge(read: Read, row: NDArray[Any]) -> Observation | None:
+    """Return the observation of one read: the counts of `_padding`, and two sums, of padding and of other tokens."""
+    number, padding, elsewhere, shortest, longest, of_padding, of_tokens = map(float, row)
+    tokens = number - padding
+    # along the wrong axis, the columns behind the longest sequence are all padding
+    are_sequences = shortest < longest < read.positions
+    if not are_sequences or padding < MIN_PADDING * number or elsewhere > MAX_ELSEWHERE * tokens:
+        return None
+    if read.is_mask:
+        is_opposite = of_padding >= OPPOSITE_FRAC * padding and of_tokens <= (1 - OPPOSITE_FRAC) * tokens
+        return PADDING_ATTENDED.observe(read.layer, values={"padding": padding / number}) if is_opposite else None
+    if not of_padding >= MIN_SHARE * (of_padding + of_tokens) > 0:
+        return None
+    decades = 0.5 * math.log10(of_padding / padding / max(of_tokens / tokens, SMALLEST))
+    if decades < MIN_DECADES:
+        return None
+    return PADDING_READ.observe(read.layer, values={"padding": padding / number, "decades": decades})

@@ -1,0 +1,172 @@
+"""Padding that a model reads in place of its tokens is told, whatever reads it; padding that is masked is not."""
+
+# B = sequences, T = positions, V = vocabulary
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence
+
+import gradwatch
+from gradwatch.diagnose.rank import diagnose
+from gradwatch.events import PADDING_ATTENDED, PADDING_READ
+from gradwatch.probe.activations.padding import MAX_STEPS, PaddingReader
+from gradwatch.records import Severity
+
+B, T, V, WIDTH, CLASSES = 32, 40, 50, 16, 4
+
+
+def padded(*, longest=12, shortest=4):
+    """Return tokens that end in zeros, and the number of the others in each sequence."""
+    lengths = torch.randint(shortest, longest + 1, (B,))
+    lengths[:2] = torch.tensor([shortest, longest])
+    return torch.randint(1, V, (B, T)).where(torch.arange(T) < lengths[:, None], 0), lengths
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer over tokens, which is read in one of the ways in which people read it."""
+
+    def __init__(self, read, cell=nn.LSTM, **settings):
+        super().__init__()
+        self.embed, self.cell = nn.Embedding(V, WIDTH, padding_idx=0), cell(WIDTH, WIDTH, **settings)
+        self.read, self.head = read, nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, tokens, lengths):
+        x = self.embed(tokens if self.cell.batch_first else tokens.T)
+        if self.read == "packed":
+            lengths = lengths.clamp(max=T)
+            state = self.cell(pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False))[1]
+            return self.head(state[0][-1])
+        states = self.cell(x)[0]
+        if self.read == "last":
+            return self.head(states[:, -1] if self.cell.batch_first else states[-1])
+        return self.head(states[torch.arange(len(tokens)), lengths - 1])
+
+
+class Pooled(nn.Module):
+    """Attention or convolutions over tokens, and a mean."""
+
+    def __init__(self, mask=None):
+        super().__init__()
+        self.embed, self.mask = nn.Embedding(V, WIDTH), mask
+        self.attend = nn.TransformerEncoderLayer(WIDTH, 2, 32, dropout=0.0, batch_first=True)
+        self.convolve, self.head = nn.Conv1d(WIDTH, WIDTH, 3, padding=1), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, tokens, lengths):
+        x = self.embed(tokens)
+        if self.mask is None:
+            return self.head(self.convolve(x.mT).relu().mean(2))
+        x = self.attend(x, src_key_padding_mask=self.mask(tokens))
+        return self.head((x * (tokens != 0)[..., None]).sum(1) / lengths[:, None])
+
+
+def events_of(model, *, batch=padded, steps=3):
+    torch.manual_seed(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with gradwatch.watch(model, optimizer, on_finding=None) as monitor:
+        for _ in range(steps):
+            loss = F.cross_entropy(model(*batch()), torch.randint(CLASSES, (B,)))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            monitor.step(loss)
+    kinds = {PADDING_READ.name, PADDING_ATTENDED.name}
+    return [event for event in monitor.history.events if event.kind in kinds]
+
+
+@pytest.mark.parametrize("cell", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_a_recurrent_layer_that_is_read_at_its_padding_is_named(cell, batch_first):
+    (event,) = events_of(Recurrent("last", cell, batch_first=batch_first))
+    assert (event.kind, event.layer, event.step) == (PADDING_READ.name, "cell", 0)
+    assert event.values["decades"] > 3
+    assert 0.7 < event.values["padding"] < 0.9
+
+
+@pytest.mark.parametrize("read", ["packed", "its last token"])
+def test_a_recurrent_layer_that_is_read_at_its_last_token_is_not_told(read):
+    assert not events_of(Recurrent(read, batch_first=True))
+
+
+def test_padding_before_the_tokens_is_forgotten_and_not_told():
+    def batch():
+        tokens, lengths = padded()
+        return tokens.flip(1), lengths
+
+    assert not events_of(Recurrent("last", batch_first=True), batch=batch)
+
+
+def test_convolutions_and_a_mean_may_read_padding():
+    assert not events_of(Pooled())
+
+
+def test_tokens_that_also_stand_within_a_sequence_are_no_padding():
+    def batch():
+        tokens, lengths = padded()
+        return tokens.where(torch.rand(B, T) < 0.8, 0), lengths
+
+    assert not events_of(Recurrent("last", batch_first=True), batch=batch)
+
+
+def test_sequences_of_one_length_have_no_padding():
+    assert not events_of(Recurrent("last", batch_first=True), batch=lambda: padded(shortest=12))
+
+
+def test_a_mask_of_the_opposite_meaning_is_told_with_its_attention():
+    (event,) = events_of(Pooled(mask=lambda tokens: tokens != 0))
+    assert (event.kind, event.layer, event.step) == (PADDING_ATTENDED.name, "attend.self_attn", 0)
+
+
+def test_a_mask_of_the_right_meaning_is_not_told():
+    assert not events_of(Pooled(mask=lambda tokens: tokens == 0))
+
+
+def test_a_model_without_tokens_is_read_at_a_few_steps_only():
+    model, reader = nn.Linear(4, 3), PaddingReader(nn.Linear(4, 3))
+    for _ in range(MAX_STEPS):
+        assert not reader.is_over
+        reader.begin()
+        reader.watch(model(torch.randn(8, 4)))
+        assert not [*reader.find()]
+    assert reader.is_over
+
+
+def test_what_a_device_sends_later_is_told_later(monkeypatch):
+    class Slow:
+        is_ready = False
+
+        def __init__(self, tensors):
+            self._arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+
+        def values(self):
+            return self._arrays
+
+    monkeypatch.setattr("gradwatch.probe.activations.padding.HostTransfer", Slow)
+    model = Recurrent("last", batch_first=True)
+    reader = PaddingReader(model)
+    reader.begin()
+    scores = model(*padded())
+    reader.watch(scores)
+    F.cross_entropy(scores, torch.randint(CLASSES, (B,))).backward()
+    assert not [*reader.find()]
+    Slow.is_ready = True
+    ((kind, layer, _, _),) = reader.find()
+    assert (kind, layer) == (PADDING_READ.name, "cell")
+
+
+def test_the_cause_is_named_with_its_cure():
+    torch.manual_seed(0)
+    model = Recurrent("last", batch_first=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    with gradwatch.watch(model, optimizer, on_finding=None) as monitor:
+        for _ in range(60):
+            tokens, lengths = padded(longest=8)
+            loss = F.cross_entropy(model(tokens, lengths), tokens[:, 0] % CLASSES)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            monitor.step(loss)
+    (found,) = (finding for finding in monitor.findings() if finding.severity >= Severity.WARNING)
+    assert (found.kind, found.layer, found.onset) == ("vanishing-gradient", "cell", 0)
+    assert diagnose(monitor.history)[0].cause_id == "reads-padding"
