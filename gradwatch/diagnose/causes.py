@@ -543,11 +543,12 @@ CAUSES: tuple[Cause, ...] = (
     Cause(
         id="targets-out-of-range",
         name="targets outside the range of the output activation",
-        leads={"saturated-activation": 6},
-        explains={"loss-plateau": 3, "dead-layer": 1.5},
-        requires=frozenset({Condition.LAST_ACTIVATION}),
+        leads={"saturated-activation": 6, "loss-plateau": 20},
+        explains={"dead-relu": 8, "dead-layer": 1.5, "no-gradient": 1.5, "rising-sparsity": 1.5},
+        requires=frozenset({Condition.TARGETS_OUT_OF_RANGE}),
         because=(
-            "tanh ends at -1 and 1, a sigmoid at 0 and 1: targets outside that range keep the activation saturated."
+            "tanh ends at -1 and 1, a sigmoid at 0 and 1, a ReLU at 0: targets outside that range keep the activation "
+            "saturated."
         ),
         confirm="Print the smallest and the largest target, and the range of the last activation.",
         remedies=("fit_range",),

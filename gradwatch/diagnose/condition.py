@@ -184,6 +184,9 @@ class Condition(enum.Enum):
     TARGETS_AHEAD = enum.auto()
     """The labels of a language model are more than one token ahead of its inputs."""
 
+    TARGETS_OUT_OF_RANGE = enum.auto()
+    """The last activation saturates, or cannot give some targets of a squared error."""
+
     PADDING_READ = enum.auto()
     """The gradient of padding is larger than that of the other tokens."""
 

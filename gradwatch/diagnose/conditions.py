@@ -33,6 +33,7 @@ from gradwatch.events import (
     SINGULAR,
     SOFTMAX_OVER_BATCH,
     TARGETS_AHEAD,
+    TARGETS_OUT_OF_RANGE,
     UNREGISTERED,
 )
 from gradwatch.history.store import History
@@ -125,6 +126,8 @@ def _of_layer(history: History, leading: Finding) -> dict[Condition, bool]:
     # a backward gain ends at a layer whose inputs the network makes; the first layer shows the size of the data
     is_gain = any(q.key == "backward.gain_decades" for q in leading.evidence)
     input_size = _input_size(history, None if is_gain else leading.layer)
+    is_last = bool(activations) and leading.layer == activations[-1].name and not is_softmax
+    is_beyond = any(event.kind == TARGETS_OUT_OF_RANGE.name for event in history.events)
     return {
         Condition.LARGE_INPUTS: input_size > LARGE_INPUT,
         Condition.USUAL_INPUTS: input_size < USUAL_INPUT,
@@ -133,7 +136,8 @@ def _of_layer(history: History, leading: Finding) -> dict[Condition, bool]:
         # `all` of no tensor is True
         Condition.EMBEDDING: bool(affected) and all("Embedding" in layer.module_type for layer in affected),
         Condition.IN_OPTIMIZER: any(layer.group is not None for layer in affected),
-        Condition.LAST_ACTIVATION: bool(activations) and leading.layer == activations[-1].name and not is_softmax,
+        Condition.LAST_ACTIVATION: is_last,
+        Condition.TARGETS_OUT_OF_RANGE: is_beyond or (is_last and leading.kind == "saturated-activation"),
     }
 
 

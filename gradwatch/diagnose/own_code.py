@@ -123,7 +123,8 @@ def embedding_code(case: Case) -> str:
 def output_code(case: Case) -> str:
     """Return the line that replaces the last activation by nothing."""
     kinds = ("Softmax", "LogSoftmax", "Softmax2d", *SATURATING)
-    last = next((a for a in reversed(case.info.activations) if a.module_type in kinds), None)
+    found = (a for a in reversed(case.info.activations) if a.module_type in kinds or a.name in case.layers)
+    last = next(found, None)
     modules = {layer.module for layer in case.info.layers}
     if last is None or not last.name or last.name.removesuffix(f".{last.module_type.lower()}") in modules:
         return ""

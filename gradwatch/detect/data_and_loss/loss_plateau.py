@@ -26,7 +26,7 @@ from gradwatch.detect.data_and_loss.loss_plateau_rules.progress import (
     may_leave_saddle,
 )
 from gradwatch.detect.data_and_loss.loss_plateau_rules.stall import MIN_WAIT_STEPS, SETTLING_STEPS, find_stall
-from gradwatch.detect.data_and_loss.loss_plateau_rules.wrong_pairs import find_wrong_pairs
+from gradwatch.detect.data_and_loss.loss_plateau_rules.wrong_pairs import find_unreachable_targets, find_wrong_pairs
 from gradwatch.detect.data_and_loss.loss_plateau_rules.zero_loss import find_zero_loss
 from gradwatch.detect.features.baseline import newest_loss
 from gradwatch.detect.features.finding import Sign, findings_of
@@ -40,6 +40,7 @@ from gradwatch.events import (
     POLICY,
     SEQUENCE_AXIS,
     TARGETS_AHEAD,
+    TARGETS_OUT_OF_RANGE,
     UNCLEAR,
     UNPAIRED,
 )
@@ -85,7 +86,8 @@ class LossPlateau:
     first step is exactly 0. (5) Different batches have the same loss, with more than `constant_left` of the first one
     left: all outputs have collapsed to one point. The loss of a triplet then stays at its margin. (6) Half of the
     weight matrices have shrunk to `shrunk` of their first norms, and the loss has not fallen: a decay outweighs the
-    gradient.
+    gradient. (7) The last activation cannot give some targets of a squared error, which hold `unreachable` of their
+    variance.
 
     Exceptions to the rules: a loss that does not measure success; tasks that are learned in a sudden transition after a
     long plateau (CTC, arithmetic). The loss of several optimizers, or of a model behind another learner, is taken for
@@ -132,6 +134,8 @@ class LossPlateau:
         constant_batches: Part of the batches of the window that must differ, 0..1, for (5). 0.5: most of them.
         shrunk: Newest norm of a weight matrix in units of its first norm, at most, as the median over matrices, for
             (6). 0.01: the outputs of three such layers are a millionth of what they were, and only biases are left.
+        unreachable: Fraction of the variance of the targets that stays whatever the model learns, for (7). 0.1: noise
+            around the bound of an activation is less, and half of all standardized targets are below 0.
     """
 
     code: ClassVar[str] = "GW505"
@@ -156,6 +160,7 @@ class LossPlateau:
     constant_first: float = 10.0
     constant_batches: float = 0.5
     shrunk: float = 0.01
+    unreachable: float = 0.1
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run."""
@@ -165,6 +170,10 @@ class LossPlateau:
         """Yield the observation of each mechanism, in a fixed order."""
         # before the wait: the graph proves a wrong pair at the first step
         yield from find_wrong_pairs(history)
+        unreachable = list(find_unreachable_targets(history, unreachable=self.unreachable))
+        yield from unreachable
+        if unreachable:
+            return
         if zero := find_zero_loss(history):
             yield zero
             return
@@ -224,7 +233,8 @@ class LossPlateau:
 
     def recovery(self, history: History, finding: Finding) -> Recovery | None:
         """Return the step from which the loss has been clearly below its start."""
-        is_proved = any(sign.layer == finding.layer for sign in find_wrong_pairs(history))
+        proofs = (find_wrong_pairs(history), find_unreachable_targets(history, unreachable=self.unreachable))
+        is_proved = any(sign.layer == finding.layer for proof in proofs for sign in proof)
         if is_proved or find_constant_predictions(history, patience=self.patience, travel=self.travel):
             return None
         end = fall_of_loss(history, fall=self.fall)
@@ -243,6 +253,12 @@ class LossPlateau:
         yield Example("labels that are shifted two times", ahead.history(), (None,))
         shown = Synthetic(steps=20).add_event(PADDING_ATTENDED, layer="layers.3", text="its mask shows the padding")
         yield Example("a mask of attention shows the padding only", shown.history(), ("layers.3",))
+        beyond = {"share": 0.5, "target": -1.7}
+        bounded = Synthetic(steps=20).add_event(TARGETS_OUT_OF_RANGE, values=beyond, text="the output is a ReLU")
+        yield Example("a ReLU cannot give negative targets", bounded.history(), (None,))
+        noise = {"share": 0.03, "target": -0.1}
+        near = Synthetic(steps=20).add_event(TARGETS_OUT_OF_RANGE, values=noise, text="the output is a ReLU")
+        yield Example("some targets are a little out of range", near.history())
         yield Example("all weights decay to nothing, and the loss stays", make_decayed().history(), (None,))
         yield Example("they decay, and the model learns: it normalizes", make_decayed(fall=0.2).history())
         drift = Synthetic(steps=240)

@@ -322,7 +322,7 @@ class ActivationProbe:
     def _inspect_outermost(self) -> None:
         """Inspect the graphs of the outermost modules from the next call on."""
         model = self._model
-        self.readers = RecurrenceProbe(model), TargetMatch(), TokenTargets(model), PaddingReader(model)
+        self.readers = RecurrenceProbe(model), TargetMatch(model), TokenTargets(model), PaddingReader(model)
         self._hooks.remove()
         self._outer_hooks.remove()
         self._outer_hooks.register = _outer_hooks(self, hookable_modules(self._model))

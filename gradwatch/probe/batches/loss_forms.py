@@ -65,14 +65,24 @@ def of_labels(scores: Floats, gradient: Floats) -> PairingGain | None:
 
 
 def of_squares(scores: Floats, gradient: Floats, loss: float) -> PairingGain | None:
-    """Match a squared error: its value follows from the differences in its gradient."""
+    """Match a squared error."""
+    targets = targets_of_squares(scores, gradient, loss)
+    if targets is None:
+        return None
+    return PairingGain(_covariance(targets, targets)[0], *_covariance(2 * scores, targets))
+
+
+def targets_of_squares(scores: Floats, gradient: Floats, loss: float) -> Floats | None:
+    """Return the targets of a squared error, whose value follows from the differences in its gradient.
+
+    None if the loss has another form.
+    """
     # the factor of the squares in the loss: a mean over all values, over samples, or a sum; each also with 1/2
     steepness = dot(gradient, gradient) / (4 * loss) if loss > 0 else 0.0
     usual = [share / number for number in (scores.size, len(scores), 1) for share in (1, 0.5)]
     if not any(abs(steepness - one) <= MAX_GRADIENT_ERROR * one for one in usual):
         return None
-    targets = scores - gradient / (2 * steepness)
-    return PairingGain(_covariance(targets, targets)[0], *_covariance(2 * scores, targets))
+    return scores - gradient / (2 * steepness)
 
 
 def _is_multiple(gradient: Floats, expected: Floats) -> bool:

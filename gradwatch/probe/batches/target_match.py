@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from gradwatch.detect.features.sequential_test import SequentialTest, allowed_error, critical_sigmas
-from gradwatch.events import PAIRED, UNCLEAR, UNPAIRED, EventKind, Observation
+from gradwatch.events import PAIRED, TARGETS_OUT_OF_RANGE, UNCLEAR, UNPAIRED, EventKind, Observation
 from gradwatch.probe.batches.loss_forms import (
     MIN_SAMPLES,
     Floats,
@@ -23,10 +23,13 @@ from gradwatch.probe.batches.loss_forms import (
     of_classes,
     of_labels,
     of_squares,
+    targets_of_squares,
 )
+from gradwatch.probe.batches.output_range import OutputRange, name_of_activation, range_of, unreachable_share
 from gradwatch.probe.device.sync import to_float, to_host
 from gradwatch.probe.inert_hook import inert_hook, remove_hooks
 from gradwatch.probe.nested import has_plain_values, tensors_of
+from gradwatch.probe.parameters import Models
 
 WINDOW_SAMPLES = 8
 """Number of sampled steps to judge together: with 32 samples each, chance explains 1 % of the loss."""
@@ -59,6 +62,9 @@ MAX_CALLS = 8
 MAX_VALUES = 65536
 """Maximum number of values to read of one call: of the leading samples, and if 8 samples have more, of some positions
 in each."""
+
+MIN_UNREACHABLE = 0.01
+"""Minimum fraction of the variance of targets that is out of the range of an output."""
 
 MAX_CHANGES = 8
 """Maximum number of events of one run."""
@@ -220,15 +226,23 @@ class TargetMatch:
     difference. So the probe knows the targets without asking for them. If a model has learned only the mean of the
     targets, a prediction fits any other sample as well as its own. Losses of another form are ignored, and so are
     outputs on a GPU, since reading them would wait.
+
+    Args:
+        models: A model, or several by name.
     """
 
     part: ClassVar[str] = "the match of outputs and targets"
 
-    def __init__(self) -> None:
+    def __init__(self, models: Models) -> None:
+        self._models = models
         self._handles: list[RemovableHandle] = []
         self._read: list[OutputCall] = []
         self._calls = 0
         self._fit = FitState()
+        self._range: OutputRange | None = None
+        self._activation: str | None = None  # its name, once a range is known
+        self._beyond = 0.0  # share of the targets of the last read that are out of range
+        self._is_range_told = False
 
     @property
     def is_over(self) -> bool:
@@ -247,11 +261,12 @@ class TargetMatch:
 
     def state(self) -> dict[str, Any]:
         """Return plain data that `restore` reads back."""
-        return self._fit.state()
+        return {**self._fit.state(), "is_range_told": self._is_range_told}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from the result of `state`."""
         self._fit.restore(state)
+        self._is_range_told = state.get("is_range_told", False)  # older states have none
 
     def watch(self, output: Any, _inputs: Any = (), /) -> None:
         """Hook the output of a model, to read its gradient in the next backward pass."""
@@ -261,6 +276,9 @@ class TargetMatch:
             return
         (scores,) = found
         if scores.is_cpu and scores.ndim and len(scores) >= MIN_SAMPLES:
+            self._range = range_of(scores)
+            if self._range and self._activation is None and not self._is_range_told:
+                self._activation = name_of_activation(scores, self._models)
             self._handles.append(scores.register_hook(inert_hook(_OutputHook(self._read, scores.detach()))))
 
     def find(self, loss: Any = None, /) -> Iterator[Observation]:
@@ -275,10 +293,29 @@ class TargetMatch:
         value = float(number) if isinstance(number, (float, int)) else math.nan
         # a call without a gradient does not belong to the loss; scores that are not probabilities overflow
         with np.errstate(all="ignore"):
-            gain = _gain(self._read, value) if 0 < len(self._read) == self._calls <= MAX_CALLS else None
+            is_complete = 0 < len(self._read) == self._calls <= MAX_CALLS
+            gain = _gain(self._read, value) if is_complete else None
+            out_of_range = self._judge_range(value) if is_complete else None
         self.clear()
+        if out_of_range:
+            self._is_range_told = True
+            yield out_of_range
         if observation := self._fit.add(gain):
             yield observation
+
+    def _judge_range(self, loss: float) -> Observation | None:
+        """Return an observation if targets of a squared error lie outside of the range of two outputs in a row."""
+        if self._range is None or self._is_range_told or len(self._read) > 1:
+            return None
+        scores, gradient = _concatenate(self._read, 0)
+        targets = targets_of_squares(scores, gradient, loss) if self._read[0].size == scores.size else None
+        before, self._beyond = self._beyond, 0.0 if targets is None else unreachable_share(targets, self._range)
+        share = min(before, self._beyond)  # one sample far away may be an error in the data
+        if targets is None or share < MIN_UNREACHABLE:
+            return None
+        is_below = self._range.least - targets.min() > targets.max() - self._range.most
+        values = {"share": share, "target": targets.min() if is_below else targets.max()}
+        return TARGETS_OUT_OF_RANGE.observe(self._activation, values=values, activation=self._range.activation)
 
 
 @final

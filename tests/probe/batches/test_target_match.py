@@ -16,11 +16,11 @@ N, C = 256, 4
 
 def seen(knowledge, loss_of, targets_of, *, looks=WINDOW_SAMPLES, shape=(N, C), saved_at=None):
     """Return the kinds that are told of steps whose predictions are noise and so much of the target."""
-    match, found = TargetMatch(), []
+    match, found = TargetMatch(nn.Identity()), []
     torch.manual_seed(0)
     for look in range(looks):
         if look == saved_at:
-            saved, match = match.state(), TargetMatch()
+            saved, match = match.state(), TargetMatch(nn.Identity())
             match.restore(saved)
         targets, values = targets_of()
         known = knowledge(look) if callable(knowledge) else knowledge
@@ -138,7 +138,7 @@ def test_a_loss_of_another_form_says_nothing(loss_of):
 
 
 def test_real_and_made_up_samples_in_two_calls_are_taken_together():
-    match, found = TargetMatch(), []
+    match, found = TargetMatch(nn.Identity()), []
     for _ in range(WINDOW_SAMPLES):
         real, noise = ((torch.randn(N, 1) + shift).requires_grad_() for shift in (1.0, -1.0))
         match.watch(real)
@@ -150,13 +150,13 @@ def test_real_and_made_up_samples_in_two_calls_are_taken_together():
     assert found == []
 
 
-@pytest.mark.parametrize("reader", [TargetMatch, lambda: RecurrenceProbe(nn.Linear(3, C))])
+@pytest.mark.parametrize("reader", [TargetMatch, RecurrenceProbe])
 def test_what_reads_gradients_leaves_them_and_goes_with_the_step(reader):
     model, inputs = nn.Linear(3, C), torch.randn(N, 3)
     model(inputs).square().mean().backward()
     expected, model.weight.grad = model.weight.grad, None
 
-    readers = reader()
+    readers = reader(model)
     output = model(inputs)
     readers.watch(output)
     output.square().mean().backward()

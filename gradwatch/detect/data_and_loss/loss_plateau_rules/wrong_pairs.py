@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from gradwatch.detect.data_and_loss.loss_plateau_rules.progress import loss_evidence
 from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import Sign
-from gradwatch.events import BROADCAST, MIXED_AXES, PADDING_ATTENDED, SEQUENCE_AXIS, TARGETS_AHEAD
+from gradwatch.events import BROADCAST, MIXED_AXES, PADDING_ATTENDED, SEQUENCE_AXIS, TARGETS_AHEAD, TARGETS_OUT_OF_RANGE
 from gradwatch.history.store import History
-from gradwatch.records import Severity
+from gradwatch.records import Quantity, Severity
 
 
 def find_wrong_pairs(history: History) -> Iterator[Sign]:
@@ -29,3 +29,20 @@ def find_wrong_pairs(history: History) -> Iterator[Sign]:
         for event in events_of(history, kind):
             text = f"{event.layer or 'a layer'} {effect}: {event.text}"
             yield Sign(text, loss_evidence(history), event.step, layer=event.layer, severity=Severity.WARNING)
+
+
+def find_unreachable_targets(history: History, *, unreachable: float) -> Iterator[Sign]:
+    """Yield a sign if the last activation cannot give some targets of a squared error.
+
+    Args:
+        history: History of the run.
+        unreachable: Minimum fraction of the variance of the targets that stays whatever the model learns.
+    """
+    for event in events_of(history, TARGETS_OUT_OF_RANGE):
+        if (share := event.values["share"]) >= unreachable:
+            evidence = (
+                Quantity(key="targets.unreachable", label="loss that stays", value=share, unit="of the variance"),
+                Quantity(key="targets.farthest", label="farthest target", value=event.values["target"]),
+            )
+            text = f"the loss cannot fall below {100 * share:.0f} % of the variance of the targets: {event.text}"
+            yield Sign(text, evidence, event.step, layer=event.layer, severity=Severity.WARNING)
