@@ -434,8 +434,8 @@ PAIRED = EventKind(
     values=UNPAIRED.values,
     text="predictions fit",
 )
-TARGETS_OUT_OF_RANGE = EventKind(
-    name="targets-out-of-range",
+TARGETS_UNREACHABLE = EventKind(
+    name="targets-unreachable",
     meaning="Some targets of a squared error lie outside of the range of the activation that computes the outputs.",
     values={"share": "fraction of the variance of the targets", "target": "the farthest target, in its own unit"},
     text="the output is a {activation}, and a target is {target:.3g}",

@@ -33,7 +33,7 @@ from gradwatch.events import (
     SINGULAR,
     SOFTMAX_OVER_BATCH,
     TARGETS_AHEAD,
-    TARGETS_OUT_OF_RANGE,
+    TARGETS_UNREACHABLE,
     UNREGISTERED,
 )
 from gradwatch.history.store import History
@@ -127,7 +127,7 @@ def _of_layer(history: History, leading: Finding) -> dict[Condition, bool]:
     is_gain = any(q.key == "backward.gain_decades" for q in leading.evidence)
     input_size = _input_size(history, None if is_gain else leading.layer)
     is_last = bool(activations) and leading.layer == activations[-1].name and not is_softmax
-    is_beyond = any(event.kind == TARGETS_OUT_OF_RANGE.name for event in history.events)
+    is_beyond = any(event.kind == TARGETS_UNREACHABLE.name for event in history.events)
     return {
         Condition.LARGE_INPUTS: input_size > LARGE_INPUT,
         Condition.USUAL_INPUTS: input_size < USUAL_INPUT,

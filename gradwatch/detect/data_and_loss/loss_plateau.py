@@ -40,7 +40,7 @@ from gradwatch.events import (
     POLICY,
     SEQUENCE_AXIS,
     TARGETS_AHEAD,
-    TARGETS_OUT_OF_RANGE,
+    TARGETS_UNREACHABLE,
     UNCLEAR,
     UNPAIRED,
 )
@@ -254,10 +254,10 @@ class LossPlateau:
         shown = Synthetic(steps=20).add_event(PADDING_ATTENDED, layer="layers.3", text="its mask shows the padding")
         yield Example("a mask of attention shows the padding only", shown.history(), ("layers.3",))
         beyond = {"share": 0.5, "target": -1.7}
-        bounded = Synthetic(steps=20).add_event(TARGETS_OUT_OF_RANGE, values=beyond, text="the output is a ReLU")
+        bounded = Synthetic(steps=20).add_event(TARGETS_UNREACHABLE, values=beyond, text="the output is a ReLU")
         yield Example("a ReLU cannot give negative targets", bounded.history(), (None,))
         noise = {"share": 0.03, "target": -0.1}
-        near = Synthetic(steps=20).add_event(TARGETS_OUT_OF_RANGE, values=noise, text="the output is a ReLU")
+        near = Synthetic(steps=20).add_event(TARGETS_UNREACHABLE, values=noise, text="the output is a ReLU")
         yield Example("some targets are a little out of range", near.history())
         yield Example("all weights decay to nothing, and the loss stays", make_decayed().history(), (None,))
         yield Example("they decay, and the model learns: it normalizes", make_decayed(fall=0.2).history())

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from gradwatch.detect.features.sequential_test import SequentialTest, allowed_error, critical_sigmas
-from gradwatch.events import PAIRED, TARGETS_OUT_OF_RANGE, UNCLEAR, UNPAIRED, EventKind, Observation
+from gradwatch.events import PAIRED, TARGETS_UNREACHABLE, UNCLEAR, UNPAIRED, EventKind, Observation
 from gradwatch.probe.batches.loss_forms import (
     MIN_SAMPLES,
     Floats,
@@ -315,7 +315,7 @@ class TargetMatch:
             return None
         is_below = self._range.least - targets.min() > targets.max() - self._range.most
         values = {"share": share, "target": targets.min() if is_below else targets.max()}
-        return TARGETS_OUT_OF_RANGE.observe(self._activation, values=values, activation=self._range.activation)
+        return TARGETS_UNREACHABLE.observe(self._activation, values=values, activation=self._range.activation)
 
 
 @final

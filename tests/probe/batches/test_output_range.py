@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import gradwatch
-from gradwatch.events import TARGETS_OUT_OF_RANGE
+from gradwatch.events import TARGETS_UNREACHABLE
 from gradwatch.probe.batches.output_range import RANGES, OutputRange, range_of, unreachable_share
 
 
@@ -25,7 +25,7 @@ def events_of(last, *, scale=1.0, shift=0.0, loss_of=F.mse_loss):
             loss.backward()
             optimizer.step()
             monitor.step(loss)
-    return [event for event in monitor.history.events if event.kind == TARGETS_OUT_OF_RANGE.name]
+    return [event for event in monitor.history.events if event.kind == TARGETS_UNREACHABLE.name]
 
 
 @pytest.mark.parametrize(

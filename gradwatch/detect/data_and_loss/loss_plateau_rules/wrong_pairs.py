@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from gradwatch.detect.data_and_loss.loss_plateau_rules.progress import loss_evidence
 from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import Sign
-from gradwatch.events import BROADCAST, MIXED_AXES, PADDING_ATTENDED, SEQUENCE_AXIS, TARGETS_AHEAD, TARGETS_OUT_OF_RANGE
+from gradwatch.events import BROADCAST, MIXED_AXES, PADDING_ATTENDED, SEQUENCE_AXIS, TARGETS_AHEAD, TARGETS_UNREACHABLE
 from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
 
@@ -38,7 +38,7 @@ def find_unreachable_targets(history: History, *, unreachable: float) -> Iterato
         history: History of the run.
         unreachable: Minimum fraction of the variance of the targets that stays whatever the model learns.
     """
-    for event in events_of(history, TARGETS_OUT_OF_RANGE):
+    for event in events_of(history, TARGETS_UNREACHABLE):
         if (share := event.values["share"]) >= unreachable:
             evidence = (
                 Quantity(key="targets.unreachable", label="loss that stays", value=share, unit="of the variance"),
