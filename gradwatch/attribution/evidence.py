@@ -131,7 +131,7 @@ def _ranks(values_F: Tensor) -> Tensor:
 
 def _stability(score: Score, mapper: Mapper, found: Map, baseline: Tensor, limits: Thresholds) -> Estimate:
     deviation, plain = noise_of(score.point, limits), score.totals(found.values)
-    noise = torch.Generator(score.point.device).manual_seed(0)  # SmoothGrad sets the seed of the global one
+    noise = torch.Generator(score.point.device).manual_seed(0)  # SmoothGrad seeds the global generator
     values = []
     for _ in range(limits.noisy_maps):
         shift = torch.randn(score.point.shape, generator=noise, device=score.point.device, dtype=score.point.dtype)
@@ -167,7 +167,7 @@ def _deletion(
     return Deletion(
         area=float(area - areas_O.mean()),
         standard_error=float(areas_O.std()) / math.sqrt(limits.random_orders),
-        # orders that differ by rounding only are as good as the map
+        # orders whose difference is rounding are as good as the map
         better_orders=float((areas_O > area + 1e-6).double().mean()),
         spread=float(areas_O.std()),
     )

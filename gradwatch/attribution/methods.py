@@ -55,7 +55,7 @@ class Mapper:
 
     def __init__(self, score: Score, method: Method, *, limits: Thresholds, layer: nn.Module | None = None) -> None:
         require_captum()
-        with warnings.catch_warnings():  # of its own dependencies
+        with warnings.catch_warnings():  # of Captum's dependencies
             warnings.simplefilter("ignore")
             self._captum: Any = importlib.import_module("captum.attr")
         self._score, self._limits = score, limits

@@ -50,7 +50,7 @@ class Score:
                 self._tokens = inputs
             if not bool(torch.isfinite(self.point).all()):
                 raise GradwatchError("inputs: the sample has NaN or Inf, expected finite numbers")
-            score = self(self.point)  # a target that does not fit is reported before anything else
+            score = self(self.point)  # an invalid target is reported first
         except (RuntimeError, TypeError) as error:
             raise GradwatchError(
                 f"model: does not take inputs of shape {tuple(inputs.shape)} and type {inputs.dtype}: {raised(error)}"

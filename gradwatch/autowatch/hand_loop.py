@@ -12,7 +12,7 @@ from torch import Tensor
 from gradwatch.autowatch.step_recorder import StepRecorder, total
 
 MAX_PARAMS, MAX_VALUES = 64, 16
-"""Most parameters to compare, and values of each: one that has moved is enough."""
+"""Maximum number of parameters to compare, and of values of each: one that has moved is enough."""
 
 
 @final

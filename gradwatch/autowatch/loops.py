@@ -15,7 +15,7 @@ from gradwatch.autowatch.optimizer_loop import OptimizerLoop
 
 @final
 class Loops:
-    """The loops that are watched now.
+    """The loops that are being watched.
 
     Attributes:
         num_begun: Number of loops so far, with those that have ended.
@@ -77,7 +77,7 @@ class Loops:
             return
         monitor.detach()
         monitor.pipeline.discard()
-        monitor.abandon()  # closing it would print a summary
+        monitor.abandon()  # closing its monitor would print a summary
         if monitor.run_dir is not None:
             shutil.rmtree(monitor.run_dir, ignore_errors=True)
 

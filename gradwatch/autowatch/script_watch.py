@@ -38,7 +38,7 @@ MAX_WITHOUT_LOSS = 3
 """Updates without a backward pass after which a loop is not understood: some scripts begin with one."""
 
 MAX_UNKNOWN_LOSSES = 3
-"""Backward passes outside of a known loop to look at: what they train is found at the first."""
+"""Backward passes outside of known loops to inspect: the first shows the parameters that they train."""
 
 NO_STEP = "there was a forward or backward pass, but no step of an optimizer from a loss of one number"
 NO_LOSS = "the optimizer steps without a backward pass from a loss of one number"

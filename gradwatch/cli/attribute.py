@@ -14,7 +14,7 @@ from gradwatch.errors import GradwatchError
 
 SAMPLES = "Samples"
 """Title of a panel in the help."""
-WORST = 4
+NUM_WORST = 4
 """Samples with the largest loss that are shown by default."""
 MethodOption = Literal["saliency", "smoothgrad", "integrated", "occlusion", "gradcam"]
 
@@ -43,7 +43,7 @@ def command(
         typer.Option(
             min=1,
             metavar="K",
-            help=f"The K samples with the largest loss; {WORST} by default.",
+            help=f"The K samples with the largest loss; {NUM_WORST} by default.",
             show_default=False,
             rich_help_panel=SAMPLES,
         ),
@@ -81,7 +81,7 @@ def command(
 
     from gradwatch.attribution.targets import attribute_samples
 
-    worst = None if sample is not None else worst or WORST
+    worst = None if sample is not None else worst or NUM_WORST
     found = attribute_samples(target, overrides or [], method=method, sample=sample, worst=worst)
     if form == "json":
         write_json(found.to_json())

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from gradwatch.gradcheck.stepping.step import CheckedStep
 from gradwatch.gradcheck.stepping.tensors import norm
 
-SAME = 1e-9
+EQUAL_LOSS_ERROR = 1e-9
 """Relative difference at which two losses are equal."""
 MIN_SAMPLES = 4
 
@@ -61,7 +61,7 @@ def batch_law(step: CheckedStep, parts: Parts) -> str:
     n, half = parts.sizes
     laws = {"mean": (half / n, 1 - half / n), "sum": (1.0, 1.0)}
     for law, (a, b) in laws.items():
-        if abs(whole.loss - a * first.loss - b * second.loss) <= SAME * max(abs(whole.loss), 1e-300):
+        if abs(whole.loss - a * first.loss - b * second.loss) <= EQUAL_LOSS_ERROR * max(abs(whole.loss), 1e-300):
             names = [name for name in whole.by_name if not name.startswith("input")]
             gap = max(
                 (

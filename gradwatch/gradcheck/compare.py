@@ -17,13 +17,13 @@ from gradwatch.gradcheck.stepping.step import CheckedStep, Gradients
 from gradwatch.gradcheck.stepping.tensors import inner, norm, random_like, scale_of
 
 State = Literal["right", "wrong", "kink", "flat", "noisy"]
-RIGHT = 1e-5
+MAX_RIGHT_ERROR = 1e-5
 """Relative error up to which a gradient is right; the error of the differences is added 5 times."""
-WRONG = 1e-4
+MIN_WRONG_ERROR = 1e-4
 """Relative error from which a gradient is wrong; the error of the differences is added 10 times."""
-NOISY = 1e-2
+MIN_NOISY_ERROR = 1e-2
 """Relative error of the differences from which they do not decide."""
-NEGLIGIBLE = 1e-9
+NEGLIGIBLE_FRAC = 1e-9
 """Share of the largest gradient of the step that counts as 0."""
 
 MAX_STRETCH = 30.0
@@ -76,7 +76,7 @@ class LeafOutcome:
 
     @property
     def _least_difference(self) -> float:
-        return WRONG * self.reference + 10 * self.slope.error + self.floor
+        return MIN_WRONG_ERROR * self.reference + 10 * self.slope.error + self.floor
 
     @property
     def noise(self) -> float:
@@ -116,7 +116,7 @@ class LeafComparison:
         self.typical = {n: norm(g) * scale_of(values[n]) for n, g in grads.by_name.items()}
         largest = max((t for t in self.typical.values() if math.isfinite(t)), default=0.0)
         # float64 by default; in float32, rounding inside the step is as much larger as the epsilon
-        self._floor = NEGLIGIBLE * largest * max(1.0, step.epsilon / torch.finfo(torch.float64).eps * 1e-3)
+        self._floor = NEGLIGIBLE_FRAC * largest * max(1.0, step.epsilon / torch.finfo(torch.float64).eps * 1e-3)
 
     def along(self, names: Sequence[str]) -> LeafOutcome:
         """Compare along one random direction of some leaves, each moved in proportion to its size."""
@@ -163,13 +163,13 @@ class LeafComparison:
         if not math.isfinite(found.value):
             return "noisy"
         difference = abs(analytic - found.value)
-        if difference <= RIGHT * reference + 5 * found.error + self._floor and (
-            found.error <= NOISY * reference + self._floor
+        if difference <= MAX_RIGHT_ERROR * reference + 5 * found.error + self._floor and (
+            found.error <= MIN_NOISY_ERROR * reference + self._floor
         ):
             return "right"
         if found.flat:
             return "flat"
-        if difference > WRONG * reference + 10 * found.error + self._floor:
+        if difference > MIN_WRONG_ERROR * reference + 10 * found.error + self._floor:
             return "wrong"
         return "noisy"
 

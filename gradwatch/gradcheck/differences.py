@@ -12,16 +12,16 @@ STEPS = (1e-4, 1e-5, 1e-6, 1e-7, 1e-3, 1e-2)
 """Steps of the sweep, the most often sufficient one first, in units of the direction."""
 FIRST_STEPS = (1e-6, 1e-7)
 """Steps at which a single central difference may agree with the expected derivative; kinks are rarely that close."""
-SUFFICIENT = 1e-7
+SUFFICIENT_ERROR = 1e-7
 """Relative error at which the sweep ends."""
-AGREED = 1e-5
+AGREEMENT_ERROR = 1e-5
 """Relative error, and distance from the expected derivative, at which the sweep ends too."""
 NOISE_ULPS = 8
 """Units in the last place of the function's value that a difference may be off by."""
 KINK_STEPS = (1e-6, 5e-7, 1e-7)
 KINK_FRAC = 1e-4
 """Disagreement of the one-sided slopes, relative to the slope, that is a kink if it does not shrink with the step."""
-STALLED = 0.7
+STALLED_RATIO = 0.7
 """Ratio of the disagreements at a step and at its half above which they do not shrink; 0.5 is smooth."""
 
 
@@ -80,8 +80,8 @@ def slope(
         if best is None or error < best.error:
             best = Slope(value=value, error=error)
         size = max(abs(best.value), typical)
-        agrees = max(best.error, abs(best.value - expected)) <= AGREED / 2 * size
-        if best.error <= SUFFICIENT * size or agrees:
+        agrees = max(best.error, abs(best.value - expected)) <= AGREEMENT_ERROR / 2 * size
+        if best.error <= SUFFICIENT_ERROR * size or agrees:
             break
     if best is None:
         return Slope(value=math.nan, error=math.inf)
@@ -119,9 +119,9 @@ def _agreed(
         value = (high - low) / (2 * step)
         error = max(abs(value - expected), floor_of(step, high, low))
         size = max(abs(value), typical)
-        if error <= AGREED / 2 * size:
+        if error <= AGREEMENT_ERROR / 2 * size:
             return Slope(value=value, error=error)
-        if floor_of(step, high, low) > AGREED / 2 * size:  # the format is too coarse for such short steps
+        if floor_of(step, high, low) > AGREEMENT_ERROR / 2 * size:  # the format is too coarse for such short steps
             return None
     return None
 
@@ -150,7 +150,7 @@ def kink(function: Callable[[float], float], *, at: float, typical: float, epsil
     """
     gaps = list(_gaps(function, at, epsilon, unit))
     significant = [gap for gap, floor in gaps if gap > max(KINK_FRAC * typical, 4 * floor)]
-    return len(significant) == len(gaps) and gaps[1][0] > STALLED * gaps[0][0]
+    return len(significant) == len(gaps) and gaps[1][0] > STALLED_RATIO * gaps[0][0]
 
 
 def _gaps(function: Callable[[float], float], at: float, epsilon: float, unit: float) -> Iterator[tuple[float, float]]:

@@ -20,7 +20,7 @@ from gradwatch.gradcheck.stepping.cuts import Cut, GraphCuts
 from gradwatch.gradcheck.stepping.function_calls import CallLog, RecordedCall, followed, is_deliberate
 from gradwatch.gradcheck.stepping.step import CheckedStep, Gradients, Point
 
-JITTER = 1e-2
+JITTER_FRAC = 1e-2
 """Distance of the points near the first one, in units of each tensor."""
 LEAF_BY_LEAF_FRAC = 0.4
 """Share of the time within which all leaves must fit one by one; else they are moved together."""
@@ -216,7 +216,7 @@ class Judge:
         """Return the comparison at a point nearby; None for given gradients, which hold at one point."""
         if self._given or self.is_late:
             return None
-        point = self.step.moved(self.generator, JITTER)
+        point = self.step.moved(self.generator, JITTER_FRAC)
         self.points += 1
         found = self.examine(self.names, point, joint=True)
         if found.names("right") and len(found.names("right")) == len(self.names):
@@ -236,7 +236,7 @@ class Judge:
                 break
             self.points += 1
             with contextlib.suppress(RuntimeError, ValueError, IndexError):  # other values of a batch may be refused
-                found = self.examine(undecided, self.step.moved(self.generator, JITTER, others=others))
+                found = self.examine(undecided, self.step.moved(self.generator, JITTER_FRAC, others=others))
                 better.update({n: found.outcomes[n] for n in found.names("right", "wrong")})
             undecided = [n for n in undecided if n not in better]
         return better | self._only_here(bad, better, near)

@@ -256,7 +256,7 @@ def _rank_reader(
     optimizers: Sequence[torch.optim.Optimizer],
     pipeline: Pipeline,
 ) -> RankReader | None:
-    """Return the reader of what other ranks are compared by, or None without other ranks or files to compare."""
+    """Return the reader of the data that ranks are compared by, or None without other ranks or files to compare."""
     if not opened.directory or opened.history.info.world_size == 1:
         return None
     return RankReader(models, optimizers, pipeline.add_event, pipeline.attempts, opened.first_step)

@@ -13,7 +13,7 @@ from gradwatch.planning.training import ConfigPlanner
 from gradwatch.state.rng import preserved_random_state
 from gradwatch.train.reproducible import reproducible
 
-ROUNDS = 8
+NUM_ROUNDS = 8
 """Pairs of steps to measure, after one pair that warms up."""
 
 
@@ -42,7 +42,7 @@ class DeterminismPrice:
         ratio = self.deterministic_ms / self.plain_ms - 1
         times = f"{self.deterministic_ms:.3g} ms a step instead of {self.plain_ms:.3g} ms"
         if abs(ratio) <= self.spread:
-            return f"deterministic algorithms cost nothing that {ROUNDS} pairs of steps show: {times}"
+            return f"deterministic algorithms cost nothing that {NUM_ROUNDS} pairs of steps show: {times}"
         return f"deterministic algorithms change the time of a step by {100 * ratio:+.0f} %: {times}"
 
     def to_json(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def price_of_determinism(planner: ConfigPlanner) -> DeterminismPrice:
 
         pairs = []
         try:
-            for _ in range(ROUNDS + 1):
+            for _ in range(NUM_ROUNDS + 1):
                 plain = seconds()
                 with reproducible(0):
                     pairs.append((plain, seconds()))

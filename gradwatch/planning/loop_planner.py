@@ -1,4 +1,4 @@
-"""Choose what to recompute in a step of somebody's own loop, so that it fits into a budget."""
+"""Choose the modules to recompute in a step of a user's own loop, so that it fits into a budget."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gradwatch.train.blocks import block_names
 
 @final
 class LoopPlanner:
-    """Plans a step of an own loop as it is, and with some of its modules recomputed.
+    """Plans a step of a user's own loop as it is, and with some of its modules recomputed.
 
     Args:
         model: Model that is trained. After each plan it is as before.

@@ -1,4 +1,4 @@
-"""Plan the memory of a training step in somebody's own loop: `gradwatch.plan`."""
+"""Plan the memory of a training step in a user's own loop: `gradwatch.plan`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def plan(
     trace_step = functools.partial(_traced, model, step, batch, optimizer)
     try:
         found = trace_step()
-    except Exception as error:  # a step may do anything that a tensor without data does not allow
+    except Exception as error:  # a step may need the values of a tensor without data
         reason = raised(error)
         if any(tensor.is_meta for tensor in model.parameters()):
             raise GradwatchError(

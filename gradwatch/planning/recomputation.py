@@ -14,7 +14,7 @@ MAX_STATES = 256
 
 
 def recomputation_cost(row: ModuleRow, device: str) -> float:
-    """Return what it costs to recompute a module: its measured milliseconds, or its work in operations."""
+    """Return the cost of recomputing a module: its measured milliseconds, or its work in operations."""
     if not math.isnan(row.forward_ms):
         return row.forward_ms
     return work(row.flops, row.moved_bytes, device)

@@ -1,4 +1,4 @@
-"""Hold what a training step needs: its peak, its parts, and a row for each module."""
+"""Hold the memory of a training step: its peak, its parts, and a row for each module."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOST_BYTE = 80.0
 
 
 def work(flops: float, moved_bytes: float, device: str) -> float:
-    """Return the work of a device in operations: those of matrix products, and moving the bytes of all others."""
+    """Return the work of a device in operations: matrix products, plus the memory traffic of all others."""
     return flops + FLOPS_PER_BYTE.get(device, 10.0) * moved_bytes
 
 
@@ -68,7 +68,7 @@ class ModuleRow:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recomputation:
-    """A choice of what a step recomputes in its backward pass instead of keeping it.
+    """A choice of the activations that a step recomputes in its backward pass instead of keeping them.
 
     Args:
         name: `optimal`: the modules that cost least, by dynamic programming. `sqrt` and `every`: segments of blocks.

@@ -1,4 +1,4 @@
-"""Plan what one rank takes if ranks share a training."""
+"""Plan the memory of one rank if ranks share a training."""
 
 # R = ranks
 

@@ -25,7 +25,7 @@ class StandIns:
         self._of_meta: dict[int, tuple[Tensor, Tensor]] = {}
 
     def of(self, tensor: Tensor) -> Tensor:
-        """Return the stand-in of a tensor; of one on the meta device, a stand-in on the CPU."""
+        """Return the stand-in of a tensor; for a tensor on the meta device, a stand-in on the CPU."""
         if not tensor.is_meta:
             stand_in: Tensor = self._mode.from_tensor(tensor)
             return stand_in

@@ -66,7 +66,7 @@ def trace(
     with contextlib.ExitStack() as stack:
         stack.enter_context(_older_objects_frozen())
         stack.enter_context(warnings.catch_warnings())
-        # what `save: matmuls` keeps is counted as any other tensor
+        # tensors that `save: matmuls` keeps count like any other tensor
         warnings.filterwarnings("ignore", message="A saved_tensors_hooks context")
         stack.enter_context(_labelled(ledger, model, optimizer))
         stack.enter_context(recorder)
@@ -142,7 +142,7 @@ def _labelled(ledger: Ledger, model: nn.Module, optimizer: torch.optim.Optimizer
 
 @contextlib.contextmanager
 def _updates_by_foreach(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Let the groups that leave it to torch update all tensors at once in a `with` block, as torch does on a GPU.
+    """In a `with` block, update all tensors at once if a group leaves it to torch, as on a GPU.
 
     Tensors without data torch would update one after the other, which needs less memory.
     """

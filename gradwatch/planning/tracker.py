@@ -36,7 +36,7 @@ FORMULAS: dict[Any, Any] = {
 
 
 class ValueNeededError(Exception):
-    """The step takes a branch by a value that a tensor without data does not have."""
+    """The step branches on a value that a tensor without data does not have."""
 
 
 @final
@@ -69,7 +69,7 @@ class StorageTracker(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run an operation and count its tensors."""
-        if func is torch.ops.prim.device.default:  # a question about a tensor, and half of all calls
+        if func is torch.ops.prim.device.default:  # a query of a tensor's properties: half of all calls
             return func(*args)
         if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
             return NotImplemented  # runs as operations on the tensors inside of it

@@ -77,7 +77,7 @@ class ConfigPlanner:
         self._plans: dict[str, Plan] = {}
 
     def settle(self, changes: Changes) -> None:
-        """Plan with some changes from now on."""
+        """Apply some changes to all later plans."""
         self._settled = {**self._settled, **changes}
         self.config = self._load(self._settled)
         self._plans.clear()
@@ -94,7 +94,7 @@ class ConfigPlanner:
         return self._plans[repr(changes)]
 
     def measure(self) -> Plan:
-        """Run two steps of the config with real tensors, and return what they needed."""
+        """Run two steps of the config with real tensors, and return their memory."""
         with preserved_random_state():
             return self._traced(*self.real_step(), None)
 
@@ -207,7 +207,7 @@ def plan_step(
     norm = 2 * clip.norm if clip and clip.norm else 1.0
     stepper = training.stepper(lambda: norm)
     if mode and has_device_memory and training.config.train.activation_offloading:
-        # saved tensors without data leave for no device at all, as no memory of the host can hold them
+        # saved tensors without data are not offloaded, since no host memory can hold them
         stepper.saving = lambda: except_weights(training.model, _to_nowhere, _from_nowhere)
     training.model.train()
 

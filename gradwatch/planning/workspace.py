@@ -22,12 +22,12 @@ from gradwatch.planning.ledger import block_bytes
 aten = torch.ops.aten
 OF_BATCH = {aten.convolution.default: (0,), aten.convolution_backward.default: (0, 1)}
 """Convolutions, with the positions of the arguments whose first dimension is the batch."""
-FEW = 16
-"""Samples with which a convolution of a larger batch is tried on a CPU: torch takes other kernels for fewer than 16."""
+TRIED_SAMPLES = 16
+"""Samples with which to try a convolution of a larger batch on a CPU: below 16, torch uses other kernels."""
 MAX_FLOPS = 1e10
 """Operations of the largest convolution to try on a CPU: a fraction of a second."""
 MAX_FREE_FRAC = 0.5
-"""Most of a GPU's free memory that the arguments of an operation may take, so that its result fits as well."""
+"""Maximum fraction of a GPU's free memory for the arguments of an operation, so that its result fits as well."""
 TRIED_ON_GPU = {
     *OF_BATCH,
     aten.mm.default,
@@ -107,7 +107,7 @@ def workspace_bytes(
 
 def _of_convolution(func: Any, args: tuple[Any, ...], flops: int) -> int | None:
     samples = args[0].shape[0]
-    tried = (FEW, FEW + 1) if samples > 2 * FEW else (samples,)
+    tried = (TRIED_SAMPLES, TRIED_SAMPLES + 1) if samples > 2 * TRIED_SAMPLES else (samples,)
     if flops / samples * sum(tried) > MAX_FLOPS:
         return None
     forms = tuple(_form(arg, is_of_batch=i in OF_BATCH[func]) for i, arg in enumerate(args))
@@ -115,7 +115,7 @@ def _of_convolution(func: Any, args: tuple[Any, ...], flops: int) -> int | None:
     found = [_allocations(func, *signature, count) for count in tried]
     if len({len(sizes) for sizes in found}) > 1:
         return None
-    further = samples - FEW if len(found) > 1 else 0
+    further = samples - TRIED_SAMPLES if len(found) > 1 else 0
     return _peak([a + further * (b - a) for a, b in zip(found[0], found[-1], strict=True)])
 
 

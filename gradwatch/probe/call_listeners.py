@@ -1,4 +1,4 @@
-"""Tell listeners of the calls of a function, which is replaced while there is a listener."""
+"""Notify listeners of the calls of a function, which is replaced while there is a listener."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CallListeners(Generic[Listener]):
         self._replacement: Function | None = None
 
     def __iter__(self) -> Iterator[Listener]:
-        """Yield the listeners that are alive. The original comes back once there is none."""
+        """Yield the listeners that are alive. Without any, the original function is restored."""
         for reference in [*self._references]:
             if (listener := reference()) is not None:
                 yield listener
@@ -36,7 +36,7 @@ class CallListeners(Generic[Listener]):
             self._restore()
 
     def add(self, listener: Listener) -> None:
-        """Tell a listener of each call until `remove`."""
+        """Notify a listener of each call until `remove`."""
         self._references.append(weakref.ref(listener, self._references.remove))
         if self._original is None:
             self._original = getattr(self._owner, self._name)
@@ -44,7 +44,7 @@ class CallListeners(Generic[Listener]):
             setattr(self._owner, self._name, self._replacement)
 
     def remove(self, listener: Listener) -> None:
-        """Undo `add`. After the last listener the original comes back."""
+        """Undo `add`. Removing the last listener restores the original function."""
         self._references[:] = [reference for reference in self._references if reference() is not listener]
         if not self._references:
             self._restore()

@@ -17,7 +17,7 @@ from gradwatch.probe.lanczos import largest_eigenvalue
 STABLE = 2.0
 """Curvature times rate beyond which gradient descent overshoots; Cohen et al. 2021, arXiv:2103.00065, sec. 2."""
 MIN_PRODUCTS = 3
-"""One product to begin, one for the error, one to check autograd."""
+"""One product to start, one for the error, one to check autograd."""
 
 
 @final

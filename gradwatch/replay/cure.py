@@ -23,17 +23,17 @@ from gradwatch.replay.trials.runner import TrialRunner
 from gradwatch.replay.trials.trial_run import TrialRun, final_loss
 from gradwatch.replay.verify.result import Verification
 
-ROUNDS = 4
+MAX_ROUNDS = 4
 """Maximum number of combined changes: a config that needs more changes describes another training."""
-WIDTH = 3
+BEAM_WIDTH = 3
 """Number of best sets of changes in a round that are extended in the next round."""
 FASTER = (10.0, 100.0, 1000.0)
 """Factors of the learning rate to try if a cure learns less than the original run."""
 TOLERANCE = 0.02
 """Validation accuracy that a cure may lose: about the difference of two seeds on a few hundred samples."""
-LITTLE = 0.1
+MIN_DECREASE_FRAC = 0.1
 """Minimum decrease of the loss, as a fraction. A training that barely learns may have no findings for that reason."""
-FIRST = 5
+FIRST_LOSSES = 5
 """Number of first losses to take the median of, as the loss at the beginning."""
 NOTHING = (0, 0, 0)  # rank of a cure that leaves no problem
 
@@ -97,14 +97,14 @@ def find_cure(runner: TrialRunner, verifications: Sequence[Verification]) -> Cur
     confirmed = sorted((c.change for p in verifications for c in p.confirmed if c.change), key=lambda c: len(c.patch))
     trials: list[_TriedPatch] = []
     wave: Iterable[tuple[Remedy, ...]] = [(c,) for c in confirmed]
-    for _ in range(ROUNDS):
+    for _ in range(MAX_ROUNDS):
         made = list(_try_wave(runner, wave))
         trials += made
         # a wave ends at its first sufficient set, so only the last one can be sufficient
         if not made or not _rank(made[-1], runner):
             break
         made.sort(key=lambda t: _rank(t, runner) or NOTHING)
-        wave = [more for tried in made[:WIDTH] for more in _extend(runner, tried)]
+        wave = [more for tried in made[:BEAM_WIDTH] for more in _extend(runner, tried)]
     # a symptom that cannot be reproduced cannot be seen to disappear
     if any(p.reproduced for p in verifications) and all(_rank(t, runner) for t in trials):
         back = reverted_settings(config_of(runner.run))
@@ -247,10 +247,10 @@ def _best_accuracy(history: History) -> float:
 
 
 def hardly_learns(made: TrialRun) -> bool:
-    """Return whether the loss of a training fell by less than `LITTLE` from its first steps to its end."""
-    first = float(np.median(made.history["loss"][:FIRST]))
+    """Return whether the loss of a training fell by less than `MIN_DECREASE_FRAC` from its first steps to its end."""
+    first = float(np.median(made.history["loss"][:FIRST_LOSSES]))
     # a fraction of a loss at or below 0 says nothing about its decrease
-    return first > 0 and made.loss > (1 - LITTLE) * first
+    return first > 0 and made.loss > (1 - MIN_DECREASE_FRAC) * first
 
 
 def _united(changes: Iterable[Remedy]) -> dict[str, Any]:

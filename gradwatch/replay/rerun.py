@@ -31,7 +31,7 @@ from gradwatch.train.session import Session
 from gradwatch.train.training_state import machine
 
 NORM, HASH = "grad_norm.before_clip", "batch_hash"
-AHEAD = 100
+MAX_STEPS_PAST = 100
 """Maximum number of steps to run past the requested ones, to reach a recorded hash of the weights."""
 
 
@@ -220,7 +220,7 @@ def _different_batches(run: Path, ranks: RanksInTurn) -> Iterator[ValueDifferenc
 
 
 def _known_weights(source: StartState, last: int) -> dict[int, str]:
-    """Return hashes of the run's weights by the step that follows, up to `AHEAD` steps after the last step."""
+    """Return hashes of the run's weights by the step that follows, up to `MAX_STEPS_PAST` steps after the last step."""
     known = {}
     if source.kind == "incident" and source.incident is not None:
         weights = source.incident.facts["weights"]
@@ -229,10 +229,10 @@ def _known_weights(source: StartState, last: int) -> dict[int, str]:
         root = source.run / "checkpoints"
         for number in checkpoint.steps(root):
             # later than the start: the weights at the start are the loaded ones, which proves nothing
-            if source.begins_at < number <= last + AHEAD:
+            if source.begins_at < number <= last + MAX_STEPS_PAST:
                 known[number] = f"{hash_batch(checkpoint.load(root, step=number)[1]['model']):012x}"
     # limited again, for the hash of an incident
-    return {number: known[number] for number in sorted(known) if source.begins_at < number <= last + AHEAD}
+    return {number: known[number] for number in sorted(known) if source.begins_at < number <= last + MAX_STEPS_PAST}
 
 
 def _shown(

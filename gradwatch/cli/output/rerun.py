@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from gradwatch.history.compare import ValueDifference
     from gradwatch.replay.rerun import Rerun
 
-DIFFERENCES = 6
+MAX_DIFFERENCES = 6
 """Most differences shown, the earliest first."""
-STEPS = 12
+MAX_STEPS = 12
 """Maximum number of steps shown one by one."""
 
 
@@ -66,10 +66,10 @@ def _rows(rerun: Rerun) -> Iterator[Row]:
         yield "machine", f"{name} was {then}, is {now}"
     # a changed batch has its own line above; its hash means nothing to a reader
     shown = [difference for difference in rerun.differences if difference.statistic != "batch_hash"]
-    for i, difference in enumerate(shown[:DIFFERENCES]):
+    for i, difference in enumerate(shown[:MAX_DIFFERENCES]):
         yield "" if i else "differs", _difference(difference)
-    if len(shown) > DIFFERENCES:
-        yield "", f"and {len(shown) - DIFFERENCES:,} more"
+    if len(shown) > MAX_DIFFERENCES:
+        yield "", f"and {len(shown) - MAX_DIFFERENCES:,} more"
 
 
 def _difference(difference: ValueDifference) -> str:
@@ -83,7 +83,7 @@ def _table(rerun: Rerun) -> Table:
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
     for title in ("  step", "loss", "gradient", "update", "recorded numbers"):
         table.add_column(title, justify="left" if title in ("update", "recorded numbers") else "right")
-    for shown in rerun.steps[:STEPS]:
+    for shown in rerun.steps[:MAX_STEPS]:
         same = "identical" if rerun.world_size == 1 else "equal"
         compared = f"{shown.compared:,} {same if shown.is_same else 'compared, some differ'}"
         table.add_row(
@@ -93,6 +93,6 @@ def _table(rerun: Rerun) -> Table:
             "skipped" if shown.is_skipped else "applied",
             compared if shown.compared else "none recorded",
         )
-    if len(rerun.steps) > STEPS:
-        table.add_row("  ...", "", "", "", f"{len(rerun.steps) - STEPS:,} more steps")
+    if len(rerun.steps) > MAX_STEPS:
+        table.add_row("  ...", "", "", "", f"{len(rerun.steps) - MAX_STEPS:,} more steps")
     return table

@@ -10,7 +10,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from gradwatch.replay.samples.ranking import SampleRanking
 
-SHOWN = 8
+MAX_SHOWN = 8
 CAUSES = {
     "data": "data: other batches do not have it with the same weights",
     "state": "state: the same batch does not have it with the earlier weights",
@@ -43,7 +43,7 @@ def _table(ranking: SampleRanking) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in ("sample", "share", "norm without it"):
         table.add_column(name, justify="right")
-    for sample in ranking.samples[:SHOWN]:
+    for sample in ranking.samples[:MAX_SHOWN]:
         without = "" if sample.norm_without is None else f"{sample.norm_without:.4g}"
         table.add_row(f"{sample.index}", f"{100 * sample.share:.1f} %", without)
     return table

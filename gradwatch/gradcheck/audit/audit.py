@@ -22,7 +22,7 @@ from gradwatch.gradcheck.stepping.reached_state import ReachedState
 from gradwatch.gradcheck.stepping.step import eager
 from gradwatch.mistakes import IN_STEPS
 
-MOVE = 0.01
+PARAM_CHANGE = 0.01
 """Relative change of parameters that changes every loss that depends on them."""
 NOISE_MARGIN = 10
 """Multiple of the noise of a loss below which it did not move; a change of the parameters by 1 ulp makes the noise."""
@@ -172,7 +172,7 @@ class _Audit:
         """Return whether the losses before the first update change with some parameters, beyond their noise."""
         start = _losses(self._record())
         noisy = _losses(self._record(moved=indices))
-        moved = _losses(self._record(moved=indices, move=MOVE))
+        moved = _losses(self._record(moved=indices, move=PARAM_CHANGE))
         if not start or not len(start) == len(noisy) == len(moved):
             return False
         noise = NOISE_MARGIN * max(abs(a - b) for a, b in zip(start, noisy, strict=True))

@@ -18,7 +18,7 @@ from gradwatch.probe.device.sync import to_float
 
 TOLERANCE = 1e-4
 """Relative difference from an exact multiple, for the least precise sums of float32."""
-CANCELLED = 64
+ROUNDING_ULPS = 64
 """Units in the last place of a gradient below which a change of it is rounding."""
 
 
@@ -58,7 +58,7 @@ def _gradient_change(event: StepEvent, later: StepEvent, held: Sequence[int]) ->
     if all(torch.equal(a, b) for _, a, b in known):
         return None
     before, after = flat([a for _, a, _ in known]), flat([b for _, _, b in known])
-    rounding = CANCELLED * max(torch.finfo(a.dtype).eps for _, a, _ in known) * norm(before)
+    rounding = ROUNDING_ULPS * max(torch.finfo(a.dtype).eps for _, a, _ in known) * norm(before)
     weights = flat([event.after.weights[i] for i, _, _ in known])
     decay = multiple(after - before, weights, noise=rounding)  # first: a small decay barely changes the gradient
     if math.isfinite(decay):
@@ -78,7 +78,7 @@ def multiple(vector: Tensor, of: Tensor, *, noise: float = 0.0) -> float:
     if vector.numel() < 2 or not square or not math.isfinite(square) or norm(vector) <= noise:
         return math.nan
     factor = to_float(vector @ of) / square
-    is_multiple = norm(vector - factor * of) <= TOLERANCE * norm(vector) + noise / CANCELLED
+    is_multiple = norm(vector - factor * of) <= TOLERANCE * norm(vector) + noise / ROUNDING_ULPS
     return factor if is_multiple and factor else math.nan
 
 

@@ -27,7 +27,7 @@ from gradwatch.gradcheck.audit.result import StepAudit
 from gradwatch.gradcheck.audit.windows import is_zero, windows
 from gradwatch.gradcheck.stepping.engine import backward_engine, is_inner_pass, put_engine
 
-UPDATES = 2
+NUM_UPDATES = 2
 """Updates to record: the second shows the gradients that the first leaves."""
 MAX_PASSES = 128
 """Backward passes to record at most: each keeps copies of the gradients."""
@@ -162,7 +162,7 @@ class _Recording:
     def _is_complete(self, recorder: EventRecorder) -> bool:
         passes = sum(e.kind == "backward" for e in recorder.events)
         made = [e.owner for e in recorder.events if e.kind == "update"]
-        return passes >= MAX_PASSES or all(sum(o is owner for owner in made) >= UPDATES for o in self._optimizers)
+        return passes >= MAX_PASSES or all(sum(o is owner for owner in made) >= NUM_UPDATES for o in self._optimizers)
 
 
 def _has_gradient(events: Sequence[Any], index: int) -> bool:

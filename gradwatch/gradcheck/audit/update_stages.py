@@ -18,9 +18,9 @@ from gradwatch.gradcheck.audit.windows import Window, is_zero
 from gradwatch.gradcheck.stepping.tensors import norm
 from gradwatch.probe.device.sync import to_float
 
-MARGIN = 8
+TOLERANCE_ULPS = 8
 """Tolerance of the update, in units of its change if its inputs change by one unit in the last place."""
-VISIBLE = 1e-3
+MIN_DEVIATION = 1e-3
 """Minimum deviation to report, as a fraction of the update."""
 LOST_FRAC = 0.9
 """InputMemory of the weights that an update may leave where they were by rounding."""
@@ -145,10 +145,10 @@ def _ratio_to_the_formula(case: AuditedStep, update: StepEvent, index: int) -> f
     epsilon = torch.finfo(old.dtype).eps
     signs = [(torch.randint(0, 2, t.shape, generator=generator) * 2 - 1).to(t) for t in (weight, gradient)]
     moved = formula(weight * (1 + epsilon * signs[0]), gradient * (1 + epsilon * signs[1]))
-    noise = MARGIN * (norm(moved - meant) + epsilon * norm(meant))
+    noise = TOLERANCE_ULPS * (norm(moved - meant) + epsilon * norm(meant))
     step = meant - weight
     error = norm(new.double() - meant)
-    if error <= noise + VISIBLE * norm(step):
+    if error <= noise + MIN_DEVIATION * norm(step):
         return None
     return to_float(((new.double() - weight) * step).sum() / (step * step).sum()) if norm(step) else math.inf
 

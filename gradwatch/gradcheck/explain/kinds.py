@@ -24,9 +24,9 @@ from gradwatch.gradcheck.stepping.tensors import copied
 from gradwatch.probe.place import Place
 
 TEMPERATURES = ("temp", "tau")
-MOST = 0.8
+MIN_WRONG_FRAC = 0.8
 """Fraction of wrong elements from which the whole group counts as wrong."""
-NEAR = 1e-3
+RATIO_TOLERANCE = 1e-3
 """Relative distance at which a ratio is taken for a known number."""
 LARGE, GONE = 100.0, 5.0
 """Factor of the inputs at which an epsilon has no effect, and the minimum decrease of the error."""
@@ -263,7 +263,7 @@ def _only_negative(wrong: WrongArgument) -> bool:
     below = x_E < 0
     if not below.any() or below.all() or bool((bad_E & ~below).any()):
         return False
-    return int((bad_E & below).sum()) >= MOST * int(below.sum())
+    return int((bad_E & below).sum()) >= MIN_WRONG_FRAC * int(below.sum())
 
 
 def _only_group(wrong: WrongArgument) -> str | None:
@@ -276,7 +276,7 @@ def _only_group(wrong: WrongArgument) -> str | None:
         if size < 2 or not hit:
             continue
         share = int(bad_E.sum()) / int(sum((index_E == i).sum() for i in hit))
-        if share < MOST:
+        if share < MIN_WRONG_FRAC:
             continue
         if dimension == 0 and len(shape) > 1 and size > 2 and len(hit) == size - 1:
             return "batch"
@@ -297,7 +297,7 @@ def _lacks_inner_product(call: RecordedCall, wrong: WrongArgument) -> bool:
                 continue  # no distribution
             quotient = error / weights
             spread = (quotient - quotient.mean(dimension, keepdim=True)).abs().max()
-            if float(spread) <= NEAR * float(quotient.abs().max()) and weights.shape[dimension] > 2:
+            if float(spread) <= RATIO_TOLERANCE * float(quotient.abs().max()) and weights.shape[dimension] > 2:
                 return True
     return False
 
@@ -363,4 +363,4 @@ def _about(*words: str) -> Callable[[ast.stmt], bool]:
 
 
 def _near(value: float, other: float) -> bool:
-    return abs(value - other) <= NEAR * abs(other)
+    return abs(value - other) <= RATIO_TOLERANCE * abs(other)

@@ -12,7 +12,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from gradwatch.gradcheck.compare import RIGHT, WRONG
+from gradwatch.gradcheck.compare import MAX_RIGHT_ERROR, MIN_WRONG_ERROR
 from gradwatch.gradcheck.differences import kink, slope
 from gradwatch.gradcheck.stepping.function_calls import RecordedCall
 from gradwatch.gradcheck.stepping.tensors import copied, inner, is_continuous, norm, random_like, scale_of
@@ -119,7 +119,7 @@ class NodeCheck:
         found = slope(function, typical=typical, epsilon=self._epsilon)
         size = max(abs(analytic), abs(found.value), typical)
         difference = abs(analytic - found.value)
-        if difference <= RIGHT * size + 10 * found.error:
+        if difference <= MAX_RIGHT_ERROR * size + 10 * found.error:
             return 0.0
         if kink(function, at=function(0.0), typical=size, epsilon=self._epsilon):
             return 0.0
@@ -160,7 +160,7 @@ class NodeCheck:
             return None
         by_differences = slope(lambda m: product(m)[0], typical=abs(analytic) + abs(value), epsilon=self._epsilon)
         size = max(abs(analytic), abs(by_differences.value))
-        return abs(analytic - by_differences.value) <= WRONG * size + 10 * by_differences.error
+        return abs(analytic - by_differences.value) <= MIN_WRONG_ERROR * size + 10 * by_differences.error
 
     def _wrong(self, call: RecordedCall, i: int) -> WrongArgument | None:
         grad = call.gradient(i)

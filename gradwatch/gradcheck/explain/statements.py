@@ -21,7 +21,7 @@ from gradwatch.gradcheck.stepping.step import CheckedStep
 from gradwatch.gradcheck.stepping.tensors import inner, random_like, scale_of
 from gradwatch.probe.place import NOWHERE, Place
 
-SAME = 1e-3
+RATIO_TOLERANCE = 1e-3
 """Relative difference at which two ratios are one."""
 MAX_GROUPS = 16
 """Channels of a dimension to test one by one."""
@@ -64,16 +64,16 @@ def _kind_of_all(
     counts = (comparison.grads.backwards, comparison.grads.parts)
     if not ratio:
         return "missing_grad"
-    if math.isclose(ratio, -1.0, rel_tol=SAME):
+    if math.isclose(ratio, -1.0, rel_tol=RATIO_TOLERANCE):
         return "sign"
-    if math.isclose(ratio, 2.0, rel_tol=SAME) and (right or _is_tied(step, wrong)):
+    if math.isclose(ratio, 2.0, rel_tol=RATIO_TOLERANCE) and (right or _is_tied(step, wrong)):
         return "double_count"
-    if any(n > 1 and math.isclose(ratio, n, rel_tol=SAME) for n in counts):
+    if any(n > 1 and math.isclose(ratio, n, rel_tol=RATIO_TOLERANCE) for n in counts):
         return "accumulation"
     is_bias = right and all(comparison.grads.by_name[n].ndim == 1 for n in wrong)
-    if is_bias and any(math.isclose(ratio, 1 / n, rel_tol=SAME) for n in _batch_sizes(step) if n > 1):
+    if is_bias and any(math.isclose(ratio, 1 / n, rel_tol=RATIO_TOLERANCE) for n in _batch_sizes(step) if n > 1):
         return "bias_mean"
-    if any(math.isclose(ratio, rate, rel_tol=SAME) for rate in _rates(step)):
+    if any(math.isclose(ratio, rate, rel_tol=RATIO_TOLERANCE) for rate in _rates(step)):
         return "lr_scale"
     return "factor"
 
@@ -109,10 +109,10 @@ def _pattern(step: CheckedStep, comparison: LeafComparison, name: str) -> tuple[
     first, second = comparison.along([name]), comparison.along([name])
     ratio = shared_ratio([_ratio(first), _ratio(second)])
     if math.isfinite(ratio):
-        if math.isclose(ratio, -1.0, rel_tol=SAME):
+        if math.isclose(ratio, -1.0, rel_tol=RATIO_TOLERANCE):
             return "sign", ratio
         inverse = 1 / ratio if ratio else math.nan
-        is_mean = grad.ndim == 1 and inverse > 1.5 and math.isclose(inverse, round(inverse), rel_tol=SAME)
+        is_mean = grad.ndim == 1 and inverse > 1.5 and math.isclose(inverse, round(inverse), rel_tol=RATIO_TOLERANCE)
         if is_mean and round(inverse) in _batch_sizes(step):
             return "bias_mean", ratio
         return ("double_count" if _is_tied(step, [name]) else "factor"), ratio
@@ -133,7 +133,11 @@ def shared_ratio(ratios: Sequence[float]) -> float:
     """Return the ratio that all share, or nan."""
     if not ratios or not all(map(math.isfinite, ratios)):
         return math.nan
-    return ratios[0] if all(math.isclose(r, ratios[0], rel_tol=SAME, abs_tol=1e-12) for r in ratios) else math.nan
+    return (
+        ratios[0]
+        if all(math.isclose(r, ratios[0], rel_tol=RATIO_TOLERANCE, abs_tol=1e-12) for r in ratios)
+        else math.nan
+    )
 
 
 def _batch_sizes(step: CheckedStep) -> set[int]:
@@ -149,7 +153,7 @@ def _fits(comparison: LeafComparison, name: str, candidate: Tensor) -> bool:
     for _ in range(2):
         shift = scale_of(value) * random_like(value, generator)
         outcome = comparison.by_shift({name: shift})
-        if abs(inner(candidate, shift) - outcome.slope.value) > SAME * outcome.reference:
+        if abs(inner(candidate, shift) - outcome.slope.value) > RATIO_TOLERANCE * outcome.reference:
             return False
     return True
 

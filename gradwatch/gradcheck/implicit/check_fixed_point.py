@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from gradwatch.errors import GradwatchError
-from gradwatch.gradcheck.compare import RIGHT
+from gradwatch.gradcheck.compare import MAX_RIGHT_ERROR
 from gradwatch.gradcheck.differences import slope
-from gradwatch.gradcheck.implicit.fixed_point import DENSE, FixedPoint, Gradients, distance, errors
+from gradwatch.gradcheck.implicit.fixed_point import MAX_DENSE_ELEMENTS, FixedPoint, Gradients, distance, errors
 from gradwatch.gradcheck.implicit.result import FixedPointCheck, ImplicitGradient, Verdict
 from gradwatch.gradcheck.stepping.reached_state import ReachedState
 from gradwatch.gradcheck.stepping.step import CheckedStep
@@ -20,14 +20,14 @@ from gradwatch.gradcheck.stepping.tensors import inner, norm, random_like, scale
 
 NO_FIXED_POINT = 1e-2
 """Relative residual from which the output is no fixed point of the cell."""
-SLACK = 10.0
+RESIDUAL_FACTOR = 10.0
 """Factor of the error that a residual explains, within which a gradient counts as right."""
 MAX_UNROLLED = 400
 MAX_TERMS = 200
-EXACT = 1e-12
+UNROLLED_ACCURACY = 1e-12
 """Accuracy to which the iterations are differentiated one by one."""
 TINY = 1e-300
-SAME = 1e-6
+MATCH_TOLERANCE = 1e-6
 """Relative distance at which a gradient matches a known mistake, in addition to the effect of the residual."""
 
 
@@ -99,16 +99,16 @@ def _checked(
         solution, reached = point.solve(state)
         radius, largest = point.contraction(solution)
         right = point.by_leaf(solution, point.adjoint(solution, weights))
-        iterations = _iterations(radius, EXACT)
+        iterations = _iterations(radius, UNROLLED_ACCURACY)
         unrolled = None
         if iterations <= MAX_UNROLLED:
             unrolled = errors(point.unrolled(torch.zeros_like(state), weights, math.ceil(iterations)), right)
         # an error of the state is an error of the gradient, both amplified by 1 / (1 - contraction)
-        tolerance = max(RIGHT, SLACK * exact_residual / max(1e-3, 1 - min(radius, 1.0)))
+        tolerance = max(MAX_RIGHT_ERROR, RESIDUAL_FACTOR * exact_residual / max(1e-3, 1 - min(radius, 1.0)))
         off = errors(own, right)
         kind, text = _named(point, solution, weights, own, right, tolerance)
     verdict: Verdict = "wrong" if max(off.values()) > tolerance else "right"
-    if exact_residual > NO_FIXED_POINT or reached > SAME:
+    if exact_residual > NO_FIXED_POINT or reached > MATCH_TOLERANCE:
         verdict, kind = "cannot tell", ""
         change = f"one more iteration changes it by {100 * exact_residual:.2g} %"
         text = f"the output is no fixed point of the cell: {change}"
@@ -147,7 +147,7 @@ def _named(
     point: FixedPoint, solution: Tensor, weights: Tensor, own: Gradients, right: Gradients, tolerance: float
 ) -> tuple[str, str]:
     """Return kind and sentence of a wrong gradient: a known mistake, or the tensors concerned."""
-    off, near = distance(own, right), max(SAME, tolerance)
+    off, near = distance(own, right), max(MATCH_TOLERANCE, tolerance)
     if off <= tolerance:
         return "", ""
     size = f"the gradient is off by {100 * off:.2g} %"
@@ -161,7 +161,7 @@ def _named(
             return "early-stop", f"the backward stops the adjoint solve after {count} iteration{plural}: {size}"
     if distance({n: -g for n, g in own.items()}, right) <= near:
         return "sign", "the gradient has the wrong sign"
-    if solution.numel() <= DENSE:
+    if solution.numel() <= MAX_DENSE_ELEMENTS:
         jacobian = point.jacobian(solution)
         for kind, matrix, mistake in (
             ("transposed", jacobian, "solves with the Jacobian instead of its transpose"),

@@ -14,11 +14,11 @@ from torch import Tensor
 from gradwatch.gradcheck.stepping.step import CheckedStep
 from gradwatch.gradcheck.stepping.tensors import norm
 
-CONVERGED = 1e-14
+MAX_RESIDUAL = 1e-14
 """Relative residual at which a solution counts as exact, in float64."""
 MAX_ITERATIONS = 2000
 MAX_NEWTON = 20
-DENSE = 600
+MAX_DENSE_ELEMENTS = 600
 """Elements of a state up to which its Jacobian is made as a matrix."""
 POWER_ITERATIONS = 60
 
@@ -58,9 +58,9 @@ class FixedPoint:
                 after = self.next(state)
                 gap = norm(after - state) / max(norm(after), 1e-300)
                 state = after
-                if gap <= CONVERGED or not math.isfinite(gap):
+                if gap <= MAX_RESIDUAL or not math.isfinite(gap):
                     break
-        if gap > math.sqrt(CONVERGED) and state.numel() <= DENSE:
+        if gap > math.sqrt(MAX_RESIDUAL) and state.numel() <= MAX_DENSE_ELEMENTS:
             state = start
             for _ in range(MAX_NEWTON):
                 jacobian = self.jacobian(state)
@@ -68,7 +68,7 @@ class FixedPoint:
                     gaps = (self.next(state) - state).reshape(-1)
                     move = torch.linalg.solve(jacobian - torch.eye(len(gaps), dtype=gaps.dtype), gaps)
                     state = state - move.reshape(state.shape)
-                if norm(move) <= CONVERGED * norm(state):
+                if norm(move) <= MAX_RESIDUAL * norm(state):
                     break
         return state, self.residual(state)
 
@@ -98,7 +98,7 @@ class FixedPoint:
 
     def contraction(self, state: Tensor) -> tuple[float, float]:
         """Return spectral radius and largest singular value of the Jacobian; the second is nan if N is large."""
-        if state.numel() <= DENSE:
+        if state.numel() <= MAX_DENSE_ELEMENTS:
             jacobian = self.jacobian(state)
             return float(torch.linalg.eigvals(jacobian).abs().max()), float(torch.linalg.matrix_norm(jacobian, 2))
         generator = torch.Generator().manual_seed(0)
@@ -109,12 +109,12 @@ class FixedPoint:
 
     def adjoint(self, state: Tensor, weights: Tensor) -> Tensor:
         """Return the solution of the adjoint equation: w = weights + transposed Jacobian times w."""
-        if state.numel() <= DENSE:
+        if state.numel() <= MAX_DENSE_ELEMENTS:
             return self.adjoint_by(self.jacobian(state).T, weights)
         total = torch.zeros_like(weights)
         for count, term in enumerate(self.terms(state, weights)):
             total = total + term
-            if norm(term) <= CONVERGED * norm(total) or count > MAX_ITERATIONS:
+            if norm(term) <= MAX_RESIDUAL * norm(total) or count > MAX_ITERATIONS:
                 break
         return total
 

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from gradwatch.errors import GradwatchError, did_you_mean
 from gradwatch.formulas import stable_code
-from gradwatch.gradcheck.compare import NEGLIGIBLE
+from gradwatch.gradcheck.compare import NEGLIGIBLE_FRAC
 from gradwatch.gradcheck.precision.ranking import nearest_overflow, ranked
 from gradwatch.gradcheck.precision.result import Format, FormatReport, LatentFormula, Precision
 from gradwatch.gradcheck.precision.tracer import PrecisionTracer, compared
@@ -205,7 +205,7 @@ def _report(
         gradients[leaf_name], norms[leaf_name] = error, norm
         flushed, elements = flushed + zeros, elements + count
     largest = max((n for n in norms.values() if math.isfinite(n)), default=0.0)
-    gradients = {n: math.nan if norms[n] <= NEGLIGIBLE * largest else e for n, e in gradients.items()}
+    gradients = {n: math.nan if norms[n] <= NEGLIGIBLE_FRAC * largest else e for n, e in gradients.items()}
     return FormatReport(
         format=name,
         is_whole=is_whole,

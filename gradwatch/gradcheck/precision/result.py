@@ -11,7 +11,7 @@ from gradwatch.records import plain, plain_fields
 
 Format = Literal["fp32", "bf16", "fp16"]
 Phase = Literal["forward", "backward"]
-SHOWN = 5
+MAX_SHOWN = 5
 """Operations to print for each format and phase."""
 LEAST_LOST = 0.5
 """Digits that an operation loses, at least, to be worth a line."""
@@ -203,11 +203,11 @@ def _format_lines(report: FormatReport) -> list[str]:
         lines.append(f"    {100 * report.flushed:.1f} % of the gradient elements are rounded to 0")
     for phase in ("forward", "backward"):
         of_phase = [o for o in report.lost if o.phase == phase]
-        for o in of_phase[:SHOWN]:
+        for o in of_phase[:MAX_SHOWN]:
             calls = f", {o.calls} calls" if o.calls > 1 else ""
             lines.append(f"    {phase:<8}  {_loss_of(o)}: {located(o.operation, o.module, o.place)}{calls}")
             lines += [f"                  {o.place.text}"] if o.place.text else []
-        rest = len(of_phase) - SHOWN
+        rest = len(of_phase) - MAX_SHOWN
         lines += [f"    {phase:<8}  ... and {rest} more"] if rest > 0 else []
     if not report.lost:
         lines.append(f"    no operation loses {LEAST_LOST} digits or more")

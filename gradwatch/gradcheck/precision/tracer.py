@@ -24,7 +24,7 @@ from gradwatch.replay.locate.records import Operation
 
 FILLING = ("fill", "fill_", "full", "full_like", "masked_fill", "masked_fill_", "new_full", "scalar_tensor", "where")
 """Operations that put a number of the user into a tensor, such as the lowest number of a format for a mask."""
-VANISHED = 1e-11
+MAX_ZERO_FRAC = 1e-11
 """Size of a result, relative to the largest argument, at which it is 0 but for the rounding of float64."""
 
 
@@ -114,7 +114,7 @@ class PrecisionTracer(TorchDispatchMode):
             error=error,
             top=top,
             grows=operation.name not in FILLING and top > largest,
-            is_zero=error > 0 and rms <= VANISHED * largest and math.isfinite(error),
+            is_zero=error > 0 and rms <= MAX_ZERO_FRAC * largest and math.isfinite(error),
         )
 
 

@@ -206,7 +206,9 @@ class CheckedStep:
     def locate_home(self) -> None:
         """Take the values of the leaves and of the batch for the first point."""
         self._others = [t for t in tree_leaves(self.batch) if isinstance(t, Tensor) and not t.requires_grad]
-        self.point = Point({n: t.detach().clone() for n, t in self.leaves.items()}, [*map(_clone, self._others)])
+        self.point = Point(
+            {n: t.detach().clone() for n, t in self.leaves.items()}, [t.detach().clone() for t in self._others]
+        )
         self.home = self.point
 
     @contextmanager
@@ -280,10 +282,6 @@ class CheckedStep:
 def eager() -> AbstractContextManager[Any]:
     """Run compiled models in eager mode; without one, torch's compiler is not even imported, which takes seconds."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-
-
-def _clone(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone()
 
 
 @final

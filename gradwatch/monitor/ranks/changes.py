@@ -1,4 +1,4 @@
-"""Notice what changes the weights or the state of an optimizer between two steps, such as a loaded checkpoint."""
+"""Detect changes of weights or optimizer state between two steps, such as a loaded checkpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_EVENTS = 8
 
 @final
 class ChangeWatch:
-    """Compares the weights at the end of an update with those before the next one.
+    """Compares the weights at the end of an update with the weights before the next one.
 
     One value of each parameter is read, so that the comparison takes some microseconds. On a GPU, or if the parameters
     have several formats, the number of changes in place is read instead, which waits for no device.

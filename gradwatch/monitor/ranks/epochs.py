@@ -1,4 +1,4 @@
-"""Notice a sampler that gives two epochs the same order, because `set_epoch` was not called between them."""
+"""Detect a sampler that gives two epochs the same order because `set_epoch` was not called between them."""
 
 from __future__ import annotations
 

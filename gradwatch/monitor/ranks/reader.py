@@ -1,4 +1,4 @@
-"""Read what only a comparison of the ranks needs: local gradients, buffers, random states and samples."""
+"""Read the data that only a comparison of ranks needs: local gradients, buffers, random states and samples."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Read the gradients just before torch's functions clip them, so that a loop needs no extra call."""
 
-# P = parameter tensors of one optimizer, C = those that a call clips
+# P = parameter tensors of one optimizer, C = parameter tensors that a call clips
 
 from __future__ import annotations
 

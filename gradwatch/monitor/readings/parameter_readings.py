@@ -77,7 +77,7 @@ class ClipFactors:
         """Start after a reading of the gradients.
 
         Args:
-            is_noticed: Whether all clipping calls `scale`. Otherwise the loop clips by any code of its own.
+            is_noticed: Whether all clipping calls `scale`. Otherwise the loop may clip by its own code.
         """
         self.resume(None, self._sum_versions() if is_noticed else None)
 

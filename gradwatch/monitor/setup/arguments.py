@@ -179,7 +179,7 @@ def _nothing(*_: object) -> None:
 
 
 def _warn_if_unrelated(models: Mapping[str, nn.Module], optimizers: Sequence[Optimizer]) -> None:
-    """Warn if the optimizers hold no trainable parameter of the models: often the model was made again after them."""
+    """Warn if the optimizers hold no trainable parameter of the models: often the model was made again afterwards."""
     # not an error: some optimizers hold copies of the parameters, in another precision
     trainable = {param for model in models.values() for param in model.parameters() if param.requires_grad}
     held = {param for each in optimizers for group in each.param_groups for param in group["params"]}

@@ -43,7 +43,7 @@ def check_sinks(asked: Any, *, has_directory: bool) -> tuple[Settings, list[Prob
 
 
 def make_sinks(chosen: Settings, directory: Path | None, *, first_step: int | None = None) -> list[Sink]:
-    """Return the sinks. A tracker that cannot start is left out with a warning, since the training must go on.
+    """Return the sinks. A tracker that cannot start is left out with a warning, since the training must continue.
 
     Args:
         chosen: Result of `check_sinks`.
@@ -52,7 +52,7 @@ def make_sinks(chosen: Settings, directory: Path | None, *, first_step: int | No
     """
     made: list[Sink] = []
     for name in (name for name in SINKS if name in chosen):
-        # none of it may import rich, which draws a random number: the training may do so at a later step, and would
+        # nothing here may import rich, which draws a random number: the training may do so at a later step, and would
         # then draw nothing. Of the trackers, only Trackio imports it
         factory: Callable[..., Sink] = pkgutil.resolve_name(SINKS[name])
         place: dict[str, Any] = {} if name == FUNCTION else {"directory": directory}

@@ -44,7 +44,7 @@ FACTORS = {"Bmm": ("self", "mat2"), "Baddbmm": ("batch1", "batch2")}
 """Names of the factors that a batched product saves."""
 
 OPEN = -1e4
-"""A number that a mask adds to a logit hides the key if it is below: `-inf`, or the like in half precision."""
+"""Numbers below this that a mask adds to a logit hide the key: `-inf`, or the lowest numbers of half precision."""
 
 MOST_POSITIONS = 0.9
 """Minimum fraction of the positions that see the next one: a prompt that all positions see is a part of them."""
@@ -76,7 +76,7 @@ def queries_and_keys(node: Node, saved: Saved) -> tuple[Node, Node] | None:
     """Return the operations that computed the queries and the keys of an attention, or None if it is none."""
     product = node if operation(node) in FUSED else _product_below(node, saved)[0]
     operands = [child for child, _ in product.next_functions] if product is not None else []
-    # before the factors of a fused sum comes what is added
+    # the summand of a fused sum precedes its factors
     query, key = operands[:2] if product is node else operands[-2:] if len(operands) > 1 else (None, None)
     return None if query is None or key is None else (query, key)
 

@@ -25,7 +25,7 @@ from gradwatch.probe.nested import tensors_of
 from gradwatch.probe.parameters import Models, named_modules
 
 MAX_NODES = 1_200
-"""Maximum number of nodes to visit in one forward pass, without parameters, the nearest to the output first: 4 ms."""
+"""Maximum number of nodes to visit in one forward pass, not counting parameters, nearest to the output first: 4 ms."""
 
 MAX_ACTIVATIONS = 256
 """Maximum number of activations to read in one forward pass."""
@@ -88,7 +88,7 @@ class OwnerModule(NamedTuple):
 
 
 class FunctionCall(NamedTuple):
-    """One call of a functional activation: its name, the index of the module before it, and what it gave.
+    """One call of a functional activation: its name, the index of the module before it, and its result.
 
     Attention in one kernel has a reading of `read_attention` and no output. A softmax of attention has both. Routing
     has the number of tokens of each expert as its output.

@@ -36,7 +36,7 @@ from gradwatch.probe.output_reader import OutputReader
 from gradwatch.probe.parameters import Models, hookable_modules, named_modules
 from gradwatch.records import ActivationInfo
 
-# lets a compiled graph run side effects inside activation checkpointing, and not again in the recomputation
+# lets a compiled graph run side effects once inside activation checkpointing, not again in the recomputation
 _ONCE_UNDER_CHECKPOINT = "skip_fwd_side_effects_in_bwd_under_checkpoint"
 
 ACTIVATIONS = "the activation probe"
@@ -146,7 +146,7 @@ class FunctionAccumulators:
         self._modules.clear()
 
     def exclude(self, output: torch.Tensor) -> None:
-        """Exclude the output of an activation module, which has a hook of its own."""
+        """Exclude the output of an activation module, which has its own hook."""
         if not torch.compiler.is_compiling() and output.grad_fn is not None:
             self._modules.add(output.grad_fn)
 
@@ -352,7 +352,7 @@ class ActivationProbe:
 
     def arm(self) -> None:
         """Start to accumulate with the next forward call; earlier sums are dropped."""
-        self._disarm()  # the step before may not have been read
+        self._disarm()  # the previous step may not have been read
         self._attach()
         self.is_armed = True
         self.spent_s, self.depth = 0.0, 0

@@ -54,7 +54,7 @@ MEMORY_SAMPLES = 128
 """Number of sampled steps whose trend is judged."""
 
 WINDOWS_AHEAD = 4
-"""Future spans, as long as all sampled steps so far, for which predictions must be sure not to fit."""
+"""Future spans, each as long as all sampled steps so far, within which predictions certainly will not fit."""
 
 MAX_CALLS = 8
 """Maximum number of forward calls of a step: with more, the loop runs over something other than samples."""
@@ -254,7 +254,7 @@ class TargetMatch:
         self.clear()
 
     def clear(self) -> None:
-        """Drop the data and the hooks of the step before."""
+        """Drop the data and the hooks of the previous step."""
         remove_hooks(self._handles)
         self._read = []
         self._calls = 0

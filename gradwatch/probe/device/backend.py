@@ -31,7 +31,7 @@ def _load() -> tuple[ModuleType | None, str]:
         return None, f"is an old build: got revision {revision}, expected {REVISION}"
     try:
         native.bind(torch.Tensor, torch.nn.Parameter)
-    # the ways in which a torch may offer no access: attributes are missing, or the exchange table is another version
+    # a torch version without access: attributes are missing, or the exchange table has another version
     except (AttributeError, ValueError, RuntimeError) as error:
         return None, f"cannot read the tensors of torch {torch.__version__}: {error}"
     return native, ""

@@ -22,7 +22,7 @@ from gradwatch.probe.device import triton_kernels as kernels
 from gradwatch.probe.device.sync import is_capturing, on_device, sent
 
 NUM_STATISTICS = 6
-LAUNCH = 4096  # values that one program counts, sums up or checks
+LAUNCH = 4096  # values that one program counts, sums or checks
 WARPS = 8  # that do so
 ELEMENTS = {
     torch.float32: tl.float32,

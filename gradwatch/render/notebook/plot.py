@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 # at least 3:1 on black and on white (WCAG 2.1, 1.4.11)
 COLORS = {Severity.INFO: "#0087af", Severity.WARNING: "#d75f00", Severity.CRITICAL: "#d70000"}
-NAMED = 10
+MAX_NAMED_LAYERS = 10
 """Maximum number of layers with their names next to the figure. For more, a color bar shows early to late."""
-MARKED = 5
+MAX_MARKED_FINDINGS = 5
 """Maximum number of finding kinds that are marked, most severe first."""
 SPAN = 0.9
 """Fraction of the color map in use. Its last 10 %, a light yellow, is hard to see on white."""
@@ -96,9 +96,9 @@ def _draw(figure: Figure, axes: Axes, names: Sequence[str], steps_T: NDArray[np.
     colours = mpl.colormaps["viridis"](np.linspace(0, SPAN, max(2, len(names))))
     for i, name in enumerate(names):
         known_T = np.isfinite(values_TL[:, i])  # a sampled statistic has values at some steps only: connect them
-        label = name if name and len(names) <= NAMED else None
+        label = name if name and len(names) <= MAX_NAMED_LAYERS else None
         axes.plot(steps_T[known_T], values_TL[known_T, i], color=colours[i], linewidth=1, label=label)
-    if len(names) > NAMED:
+    if len(names) > MAX_NAMED_LAYERS:
         scale = mpl.colors.ListedColormap(colours)
         bar = figure.colorbar(mpl.cm.ScalarMappable(cmap=scale), ax=axes, ticks=[0, 1], pad=0.01)
         bar.ax.set_yticklabels(
@@ -135,7 +135,7 @@ def _findings(axes: Axes, findings: Sequence[Finding]) -> None:
         first.setdefault(finding.kind, finding)
     # styles differ, since findings of one severity share a color
     styles = ("--", "-.", ":", (0, (5, 1)), (0, (1, 3)))
-    for finding, style in zip(list(first.values())[:MARKED], styles, strict=False):
+    for finding, style in zip(list(first.values())[:MAX_MARKED_FINDINGS], styles, strict=False):
         colour = COLORS[finding.severity]
         label = f"{finding.kind}, step {finding.since:,}"
         axes.axvline(finding.since, color=colour, linestyle=style, linewidth=1, label=label)

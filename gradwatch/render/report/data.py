@@ -22,7 +22,7 @@ from gradwatch.render.report import encoding as pack
 VERSION = 1
 MOST_COLUMNS, LEAST_COLUMNS = 720, 60
 """Number of columns for a small and for a huge model. More than 720 would not be visible on most screens."""
-CELLS = 360_000
+MAX_CELLS = 360_000
 """Approximate number of cells in all statistics, rows times columns. They take about 2 MB of text."""
 MOST_BYTES = 1_500_000
 """Maximum bytes of text for the packed numbers. Very noisy numbers take more, so they get fewer columns."""
@@ -67,7 +67,7 @@ def packed(history: History) -> tuple[dict[str, Any], str]:
 def _most_columns(history: History) -> int:
     tables = (history.param, history.act)
     cells = sum(len(table.statistics) * len(table.layers) for table in tables)
-    return min(max(CELLS // max(cells, 1), LEAST_COLUMNS), MOST_COLUMNS)
+    return min(max(MAX_CELLS // max(cells, 1), LEAST_COLUMNS), MOST_COLUMNS)
 
 
 def _params(history: History) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from gradwatch.render.common.config_patch import patch_yaml
 from gradwatch.render.common.run_stats import health, too_short_for
 from gradwatch.render.common.sparkline import UNICODE
 
-MOST = 100
+MAX_FINDINGS = 100
 """Maximum number of findings in one text."""
 
 
@@ -30,8 +30,8 @@ def findings(found: Sequence[Finding], *, run: str, withdrawn: Sequence[Finding]
         return "\n".join([f"**{UNICODE.ok} no problems found**", *([""] if ended else []), *ended])
     # a list, since the tab makes tables too narrow to read
     ordered = sorted(found, key=lambda f: (-f.severity, f.since))
-    more = [f"\n{len(found) - MOST:,} more are not shown."] if len(found) > MOST else []
-    return "\n".join([*(_item(f, run) for f in ordered[:MOST]), *more, *ended])
+    more = [f"\n{len(found) - MAX_FINDINGS:,} more are not shown."] if len(found) > MAX_FINDINGS else []
+    return "\n".join([*(_item(f, run) for f in ordered[:MAX_FINDINGS]), *more, *ended])
 
 
 def finding(found: Finding, *, run: str) -> str:
@@ -66,7 +66,7 @@ def _health(history: History) -> str:
 
 
 def _withdrawn(findings: Sequence[Finding]) -> list[str]:
-    return [f"* {UNICODE.ok} withdrawn: {f.life}" for f in findings[:MOST]]
+    return [f"* {UNICODE.ok} withdrawn: {f.life}" for f in findings[:MAX_FINDINGS]]
 
 
 def _diagnosis(diagnosis: Diagnosis, run: str) -> str:

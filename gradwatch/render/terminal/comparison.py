@@ -43,9 +43,9 @@ Settings = Mapping[str, tuple[Any, Any]]
 
 OWN = ("run.name", "run.out")
 """Settings that always differ between two runs, so they are not compared."""
-MOST = 8
+MAX_LISTED = 8
 """Maximum number of layers, and of findings per group, that are listed."""
-TOLD = 0.05
+MIN_DECADES = 0.05
 """Minimum difference of a layer's gradients, in powers of ten, that is listed: a factor of 1.12, about 1/8."""
 # the first match wins; a statistic that starts with the key has the reason
 REASONS = (
@@ -215,18 +215,18 @@ def _validation(run: RunStats) -> str:
 
 def _layers(found: Comparison, runs: tuple[History, History], signs: Glyphs, width: int) -> Group | None:
     """Return a table of the layers with different gradients: the factor, and the norm over both runs."""
-    apart = [gap for gap in found.gaps if gap.spread >= TOLD]
+    apart = [gap for gap in found.gaps if gap.spread >= MIN_DECADES]
     table = _grid(("", "gradient", *(f"{name} over the run" for name in NAMES)))
     room = 24 if width >= 100 else 12  # columns of each of the two trends
-    for gap in apart[:MOST]:
+    for gap in apart[:MAX_LISTED]:
         trends = []
         for run in runs:
             values_T = run["grad.l2"][:, run.param.layers.index(gap.layer)]
             trends.append(sparkline(values_T, width=room, signs=signs, log=True))
         table.add_row(units.shorten(gap.layer, max(20, width - 2 * room - 30)), _times(gap), *trends)
     lines: list[Table | Text] = [table] if apart else []
-    if len(apart) > MOST:
-        lines.append(Text(f"{len(apart) - MOST:,} more", "dim"))
+    if len(apart) > MAX_LISTED:
+        lines.append(Text(f"{len(apart) - MAX_LISTED:,} more", "dim"))
     for name, only in zip(NAMES, (found.only_first, found.only_second), strict=True):
         if only:
             more = f" and {len(only) - 3:,} more" if len(only) > 3 else ""
@@ -255,10 +255,10 @@ def _findings(runs: tuple[History, History], signs: Glyphs) -> Table | None:
     }
     table = _grid(("", ""))
     for title, findings in groups.items():
-        for i, finding in enumerate(sorted(findings, key=lambda f: (-f.severity, f.step))[:MOST]):
+        for i, finding in enumerate(sorted(findings, key=lambda f: (-f.severity, f.step))[:MAX_LISTED]):
             table.add_row(Text(title if i == 0 else "", "dim"), _finding_text(finding, signs))
-        if len(findings) > MOST:
-            table.add_row("", Text(f"{len(findings) - MOST:,} more", "dim"))
+        if len(findings) > MAX_LISTED:
+            table.add_row("", Text(f"{len(findings) - MAX_LISTED:,} more", "dim"))
     return table if table.row_count else None
 
 

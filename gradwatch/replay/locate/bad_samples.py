@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from gradwatch.probe.device.sync import to_host
 
-RUNS = 48
+MAX_RUNS = 48
 """Maximum number of runs of the step for a bisection: one bad sample among 64 takes about 13."""
 Indices = Sequence[int]
 
@@ -87,7 +87,7 @@ class BatchBisection:
         return found
 
     def _ask(self, rows: Indices) -> bool:
-        if self.runs == RUNS:
+        if self.runs == MAX_RUNS:
             raise _TogetherError
         self.runs += 1
         return self._fails(rows)

@@ -24,11 +24,11 @@ from gradwatch.replay.samples.sample_gradients import SampleChunks
 from gradwatch.replay.verify.symptom import Symptom, observe
 from gradwatch.train.step import Batch, to_device
 
-EARLIER = 8
-"""Steps back to the other weights: before the jump of an update, and near enough to be weights of the same phase."""
-OTHERS = 3
+STEPS_BACK = 8
+"""Steps back to the earlier weights: before the jump of an update, but in the same phase of the training."""
+NUM_OTHER_BATCHES = 3
 """Other batches to compare with."""
-LEFT_OUT = 8
+MAX_LEFT_OUT = 8
 """Samples to leave out one by one."""
 MIN_FACTOR = 2.0
 """Ratio of the norm to the norm of other batches with earlier weights, below which there is nothing to explain."""
@@ -113,14 +113,14 @@ def rank_samples(run: Path, step: int) -> SampleRanking:
         other_data = _others(now)
         window, indices = now.window, now.indices
         ranked = [*_shares(now)]
-        earlier = max(0, step - EARLIER) if step else None
+        earlier = max(0, step - STEPS_BACK) if step else None
         other_state, usual = norm, other_data
         if earlier is not None:
             other_state, usual = _earlier(run, earlier, window)
         ranked.sort(key=lambda item: -item[1])
-        without = [_norm(now, _without(window, [p])) for p, _ in ranked[:LEFT_OUT]]
+        without = [_norm(now, _without(window, [p])) for p, _ in ranked[:MAX_LEFT_OUT]]
         level = math.sqrt(norm * usual)
-        blamed, norm_without = _blamed(now, [p for p, _ in ranked[:LEFT_OUT]], level)
+        blamed, norm_without = _blamed(now, [p for p, _ in ranked[:MAX_LEFT_OUT]], level)
     samples = tuple(
         RankedSample(
             index=int(indices[m][i]),
@@ -153,7 +153,7 @@ def _norm(restored: RestoredStep, window: Sequence[Batch]) -> float:
 def _others(restored: RestoredStep, *, first: int = 1) -> float:
     """Return the median norm of the batches of later steps, with the weights of this one."""
     norms = []
-    for offset in range(first, first + OTHERS):
+    for offset in range(first, first + NUM_OTHER_BATCHES):
         # the data may end, or a later batch may be unreadable: fewer batches are tried then
         with contextlib.suppress(GradwatchError, IndexError, StopIteration):
             norms.append(_norm(restored, restored.window_at(offset)))
@@ -169,7 +169,7 @@ def _earlier(run: Path, step: int, window: Sequence[Batch]) -> tuple[float, floa
 
 
 def _cause(norm: float, other_data: float, other_state: float, usual: float) -> Cause:
-    """Return what makes the norm large: what takes away half of its excess, on the scale of logarithms."""
+    """Return the reason of the large norm: the change that removes half of its excess, on a log scale."""
     if norm < MIN_FACTOR * usual:
         return "none"
     half = math.sqrt(norm * usual)

@@ -24,7 +24,7 @@ MAX_CHUNK = 2**24
 """Gradient elements that are computed at once."""
 MAX_DIFFERENCE = 1e-3
 """Tolerated difference of `vmap` from a sample alone, relative; random masks and tricks with the batch differ more."""
-SHOWN = 8
+MAX_SHOWN = 8
 
 Step = Callable[..., Tensor]
 Method = Literal["vmap", "loop"]
@@ -56,9 +56,9 @@ class SampleGradients:
 
     def __str__(self) -> str:
         lines = ["sample       norm      share"]
-        for i in self.ranking[:SHOWN]:
+        for i in self.ranking[:MAX_SHOWN]:
             lines.append(f"{i:>6}  {to_float(self.norms_B[i]):>9.4g}  {100 * to_float(self.shares_B[i]):>7.1f} %")
-        rest = len(self.norms_B) - SHOWN
+        rest = len(self.norms_B) - MAX_SHOWN
         return "\n".join([*lines, *([f"{rest} more"] if rest > 0 else [])])
 
 

@@ -24,7 +24,7 @@ from gradwatch.train.reproducible import seed_all
 from gradwatch.train.step import Batch
 from gradwatch.train.training_state import TrainingState
 
-OTHERS = 3
+MAX_OTHERS = 3
 """Number of other batches, and of other random seeds, to try."""
 
 
@@ -103,7 +103,7 @@ def _data(
             run=lambda: [look(window=window)],
         )
     yield Intervention(
-        text=f"the next {OTHERS} batches with the same weights",
+        text=f"the next {MAX_OTHERS} batches with the same weights",
         causes=odd,
         axis="data",
         run=lambda: [look(window=window) for window in _next_windows(restored)],
@@ -119,11 +119,11 @@ def _modes(restored: RestoredStep, look: Callable[..., StepOutcome]) -> Iterator
             text="without dropout", causes=(), axis="chance", run=lambda: [look(prepare=lambda: _evaluate(dropouts))]
         )
         yield Intervention(
-            text=f"{OTHERS} other random seeds",
+            text=f"{MAX_OTHERS} other random seeds",
             causes=(),
             axis="chance",
             run=lambda: [
-                look(prepare=functools.partial(seed_all, restored.config.run.seed + 1 + i)) for i in range(OTHERS)
+                look(prepare=functools.partial(seed_all, restored.config.run.seed + 1 + i)) for i in range(MAX_OTHERS)
             ],
         )
     if norms:
@@ -169,7 +169,7 @@ def _without(restored: RestoredStep, rows: Sequence[int]) -> list[Batch] | None:
 
 
 def _next_windows(restored: RestoredStep) -> Iterator[list[Batch]]:
-    for offset in range(1, OTHERS + 1):
+    for offset in range(1, MAX_OTHERS + 1):
         # the data may end, or a later batch may be unreadable: fewer batches are tried then
         with contextlib.suppress(GradwatchError, IndexError, StopIteration):
             yield restored.window_at(offset)

@@ -21,9 +21,9 @@ LARGE = ("gradient-spike", "exploding-gradient")
 ZERO = ("fp16-underflow",)
 KINDS = (*NON_FINITE, *LARGE, *ZERO)
 """Kinds of findings that a single step can show."""
-FLUSHED = 0.05
+FLUSHED_FRAC = 0.05
 """Fraction of the gradient that is zero only because of its format, above which the gradient counts as flushed."""
-SPIKE = 10.0
+SPIKE_FACTOR = 10.0
 """Ratio of the gradient norm to the usual norm of the run, above which a gradient counts as large."""
 
 
@@ -84,9 +84,9 @@ class Symptom:
     def is_in(self, outcome: StepOutcome) -> bool:
         """Return whether an outcome shows the symptom."""
         if self.kind in ZERO:
-            return outcome.zero_frac > self.zeros_in_float32 + FLUSHED
+            return outcome.zero_frac > self.zeros_in_float32 + FLUSHED_FRAC
         if self.kind in LARGE:
-            return not outcome.norm <= SPIKE * self.usual_norm  # true for nan, too
+            return not outcome.norm <= SPIKE_FACTOR * self.usual_norm  # true for nan, too
         return not outcome.finite
 
     def describe(self, outcome: StepOutcome) -> str:
