@@ -31,6 +31,9 @@ MAX_SHAPES = 3
 SECOND_LOOK_STEP = 8
 """Step of the second comparison: by then, an optimizer elsewhere has moved each parameter that it owns."""
 
+JOINS = frozenset({"Cat", "Stack"})
+"""Operations that join tensors without computing new values."""
+
 REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
 """Attributes of a module that hold its registered parameters, buffers and submodules."""
 
@@ -172,20 +175,40 @@ def _state(param: Tensor) -> tuple[int, bytes]:
 
 def _is_input(graph: Graph, leaf: Node, known: Mapping[Tensor, int]) -> bool:
     """Return whether an operation combines a leaf with a parameter of the model, as a layer does with its input."""
-    users = graph.users(leaf)
-    seen = {leaf}
-    while users:
-        user = users.pop()
+    waiting, seen, alone = graph.users(leaf), set[Node](), {leaf}
+    while waiting:
+        user = waiting.pop()
         if user in seen:
             continue
         seen.add(user)
-        others = [child for child in graph.inputs(user) if child not in seen]
+        others = [child for child in graph.inputs(user) if not _is_made_of(graph, child, alone)]
         if any(_is_known(graph, child, known) for child in others):
             return True
-        # only through operations on the leaf alone, and concatenations: coordinates are often joined
-        if not others or operation(user) == "Cat":
-            users += graph.users(user)
+        # only through operations on the leaf alone, and joins: coordinates are often joined
+        if not others or operation(user) in JOINS:
+            waiting += graph.users(user)
     return False
+
+
+def _is_made_of(graph: Graph, node: Node, alone: set[Node]) -> bool:
+    """Return whether a value depends on one leaf alone, as the samples of a batch that is stacked do.
+
+    Args:
+        graph: Autograd graph.
+        node: Node of the value.
+        alone: Nodes that depend on the leaf alone. Those below the value are added if it does, too.
+    """
+    waiting, new = [node], set[Node]()
+    while waiting:
+        below = waiting.pop()
+        if below in alone or below in new:
+            continue
+        if is_leaf(below):
+            return False
+        new.add(below)
+        waiting += graph.inputs(below)
+    alone |= new
+    return True
 
 
 def _is_known(graph: Graph, node: Node, known: Mapping[Tensor, int]) -> bool:

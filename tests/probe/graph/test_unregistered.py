@@ -28,11 +28,11 @@ class Hidden(nn.Module):
         return self.last(x)
 
 
-def found(model, *, optimizers=(), other=None, steps=9):
+def found(model, *, optimizers=(), other=None, steps=9, x=X):
     """Train with the optimizers and return the layers that are recorded as unregistered."""
     reader, events = LossGraphReader(model, *list_parameters(model)), []
     for step in range(steps):
-        out = model(X) if other is None else other(model(X))
+        out = model(x) if other is None else other(model(x))
         loss = out.square().mean()
         loss.backward()
         for optimizer in optimizers:
@@ -83,9 +83,25 @@ def test_a_layer_that_the_first_forward_pass_makes_is_found():
     assert found(model, optimizers=[torch.optim.SGD(model.parameters(), lr=0.01)]) == ["2"]
 
 
-def test_points_that_a_layer_reads_are_no_parameters():
-    model = Own(nn.Parameter(plain().detach()), points=X.clone().requires_grad_())
-    assert found(model, optimizers=[torch.optim.SGD(model.parameters(), lr=0.01)]) == []
+@pytest.mark.parametrize(
+    "batch",
+    [
+        lambda points: points,
+        lambda points: torch.stack([points[i] for i in range(16)]),
+        lambda points: points + points.square(),
+        lambda points: torch.cat([points[:, :4], torch.stack([points[i, 4:] for i in range(16)])], dim=1),
+    ],
+    ids=["as they are", "collated one by one", "with their squares", "joined"],
+)
+def test_points_that_a_layer_reads_are_no_parameters(batch):
+    class Solution(Own):
+        def forward(self, x):
+            self.points = batch(x)
+            return super().forward(x)
+
+    model = Solution(nn.Parameter(plain().detach()))
+    points = X.clone().requires_grad_()
+    assert found(model, optimizers=[torch.optim.SGD(model.parameters(), lr=0.01)], x=points) == []
 
 
 def test_a_tensor_that_is_moved_by_hand_is_none():
