@@ -1,6 +1,6 @@
 """Find units with a ReLU that fires for no sample, batch after batch (GW201)."""
 
-# A = activation modules
+# A = activation modules, T = sampled steps
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gradwatch.detect import Example, Recovery
 from gradwatch.detect.features.finding import Sign, findings_of
 from gradwatch.detect.features.lasting_frac import lasting_frac
 from gradwatch.detect.features.recovery import start_of_state
+from gradwatch.detect.features.robust_stats import Floats
 from gradwatch.detect.features.silent_units import DEAD_SIDE_ACTIVATIONS, silent_units
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
@@ -44,9 +48,11 @@ class DeadRelu:
     When it is withdrawn: fewer than `jump` of the units were dead in each of `recovered` samples in a row.
 
     How it is detected: units are channels in a convolution, features elsewhere. The fraction is the smallest of
-    successive sampled batches, because a unit that is silent in one batch only is selective, not dead. The evidence
-    also counts the units that have not fired at any sampled step since a given step. The finding is critical if all
-    units are dead, and info if the fraction only jumped.
+    successive sampled batches, because a unit that is silent in one batch only is selective, not dead. Dead units do
+    not wake, so a fraction that falls waits: one that would leave its threshold within `recovered` samples at the pace
+    of the newest two, as behind spiking neurons, of which few fire at first. The evidence also counts the units that
+    have not fired at any sampled step since a given step. The finding is critical if all units are dead, and info if
+    the fraction only jumped.
 
     Source: Lu et al. 2020, "Dying ReLU and initialization", https://arxiv.org/abs/1903.06733; Maas et al. 2013
     (LeakyReLU), sec. 2.
@@ -60,7 +66,8 @@ class DeadRelu:
         samples: Successive samples of which the smallest counts. 2: two batches that agree.
         fresh: Part of the dead fraction, 0..1, that must have come within the newest 5 samples for a jump. 0.5: most
             of them died at once.
-        recovered: Samples in a row with fewer dead units that withdraw a finding. 5: a few may lack them by chance.
+        recovered: Samples in a row with fewer dead units that withdraw a finding, and samples within which a falling
+            fraction would leave its threshold. 5: a few may lack them by chance.
     """
 
     code: ClassVar[str] = "GW201"
@@ -84,10 +91,20 @@ class DeadRelu:
             return
         # a shorter run has fewer rows: its first sample counts as before
         before_A = history.act.window("act.dead_frac", JUMP_SAMPLES + self.samples)[0]
+        is_waking_A = self._is_waking(history, dead_A)
         for a, activation in enumerate(history.info.activations):
+            if is_waking_A[a]:
+                continue
             has_jumped = dead_A[a] >= self.jump and before_A[a] <= (1 - self.fresh) * dead_A[a]
             if activation.module_type in DEAD_SIDE_ACTIVATIONS and (dead_A[a] >= self.fraction or has_jumped):
                 yield self._sign(history, a, dead=float(dead_A[a]), before=float(before_A[a]))
+
+    def _is_waking(self, history: History, dead_A: Floats) -> NDArray[np.bool_]:
+        """Return for each activation whether its dead fraction falls below its threshold within `recovered` samples."""
+        before_A, newest_A = history.act.window("act.dead_frac", 2)
+        fall_A = before_A - newest_A
+        bound_A = np.where(dead_A >= self.fraction, self.fraction, self.jump)
+        return np.asarray((fall_A > 0) & (newest_A - self.recovered * fall_A < bound_A))
 
     def _sign(self, history: History, activation: int, *, dead: float, before: float) -> Sign:
         layer, silent = history.info.activations[activation].name, silent_units(history, activation)
@@ -139,7 +156,15 @@ class DeadRelu:
         yield Example("one batch is blank", batch.history())
         gelu = Synthetic(steps=100, activations=3).dead_relu(1, fraction=0.95, onset=0).saturated(1, module_type="GELU")
         yield Example("a GELU has no dead side", gelu.history())
+        yield Example("the units wake one by one", _with_falling(0.97, to=0.6))
+        yield Example("a few of the dead units wake", _with_falling(0.98, to=0.95), ("acts.1",))
 
 
 def _with_dead(act: int, *, fraction: float, onset: int = 60) -> History:
     return Synthetic(steps=100, activations=3).dead_relu(act, fraction=fraction, onset=onset).history()
+
+
+def _with_falling(first: float, *, to: float) -> History:
+    run = Synthetic(steps=100, activations=3)
+    run.dead_frac_TA[:, 1] = np.linspace(first, to, 100)
+    return run.history()
