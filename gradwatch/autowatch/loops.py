@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import final
 
 from torch import Tensor
@@ -63,6 +63,16 @@ class Loops:
         """Close the loops without an update since a time, such as the loop of the last fold."""
         for loop in self:
             if loop.updated_at < clock:
+                self.close(loop)
+
+    def close_by_hand(self, params: Collection[int]) -> None:
+        """Close the loops that seemed to move some parameters by hand.
+
+        Args:
+            params: The `id` of each parameter that an optimizer is about to move.
+        """
+        for loop in self:
+            if isinstance(loop, HandLoop) and not loop.params.isdisjoint(params):
                 self.close(loop)
 
     def close(self, loop: OptimizerLoop | HandLoop) -> None:

@@ -49,6 +49,11 @@ class OptimizerLoop:
     def __contains__(self, optimizer: Optimizer) -> bool:
         return optimizer in self._optimizers
 
+    @property
+    def num_optimizers(self) -> int:
+        """Number of optimizers that the script still has."""
+        return len(self._optimizers)
+
     def on_backward(self, loss: Tensor, *, is_scaled: bool) -> None:
         """Keep a loss, just before its backward pass.
 

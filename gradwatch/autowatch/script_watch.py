@@ -5,9 +5,11 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import math
 import os
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, final
 
@@ -35,7 +37,7 @@ MAX_LOOPS = 32
 """Maximum number of loops to watch: a hyperparameter search may train hundreds of models."""
 
 MAX_WITHOUT_LOSS = 3
-"""Updates without a backward pass after which a loop is not understood: some scripts begin with one."""
+"""Updates of each optimizer without a backward pass after which a loop is not understood: some scripts begin so."""
 
 MAX_UNKNOWN_LOSSES = 3
 """Backward passes outside of known loops to inspect: the first shows the parameters that they train."""
@@ -66,7 +68,9 @@ class ScriptWatch:
     """Watches the training loops of this process.
 
     A loop is found at the first forward pass of a module whose parameters an optimizer holds. If no such pass is seen,
-    it is found at the first step of the optimizer. A script that calls `gradwatch.watch` is left alone.
+    it is found at the first step of the optimizer. An optimizer that was made after the backward pass waits for the
+    next pass: a script may make one for each parameter that has a gradient. A script that calls `gradwatch.watch` is
+    left alone.
 
     Args:
         settings: Options of the user.
@@ -87,6 +91,8 @@ class ScriptWatch:
         self._scalers: list[weakref.ref[GradScaler]] = []
         self._refused: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._clock = self._without_loss = self._num_unknown = self._num_calls = 0
+        self._backward_at = math.inf
+        """Clock of the script at the newest backward pass; infinite before the first."""
         self._has_refused = False
 
     def install(self) -> None:
@@ -138,6 +144,7 @@ class ScriptWatch:
     @_harmless
     def on_backward(self, tensors: Any, grad_tensors: Any) -> None:
         """Keep the losses of a backward pass."""
+        self._backward_at = self._clock
         for tensor, factor in _pairs(tensors, grad_tensors):
             loss = self._hooks.loss_of(tensor) if self._hooks else tensor
             if loss.numel() != 1:
@@ -151,6 +158,10 @@ class ScriptWatch:
     def before_step(self, optimizer: Optimizer) -> None:
         """Watch the loop of an optimizer if it is not watched yet."""
         if self.loops.of(optimizer) is None and optimizer not in self._refused and _is_own(optimizer):
+            if max((clock for clock, ref in self._made if ref() is optimizer), default=0) > self._backward_at:
+                # others of this training may follow, one for each parameter: the next pass shows them all
+                self.loops.close_by_hand(params_of([optimizer]))
+                return
             self._attach(self._waiting() or [optimizer], running=None)
         if loop := self.loops.of(optimizer):
             loop.before_step()
@@ -163,7 +174,7 @@ class ScriptWatch:
             return
         self._clock += 1
         self._without_loss = 0 if loop.after_step(optimizer, self._clock) else self._without_loss + 1
-        if self._without_loss >= MAX_WITHOUT_LOSS and not loop.recorder.num_steps:
+        if self._without_loss >= MAX_WITHOUT_LOSS * loop.num_optimizers and not loop.recorder.num_steps:
             self.loops.close(loop)
             self._refuse(NO_LOSS, [optimizer])
 
@@ -206,8 +217,7 @@ class ScriptWatch:
         self.loops.add(OptimizerLoop(StepRecorder(monitor, called.values()), moving))
         self._settings.mark_seen()
         names = ", ".join(name or type(model).__name__ for name, model in models.items())
-        kinds = ", ".join(type(optimizer).__name__ for optimizer in moving)
-        say(f"watching {names} ({kinds})" + (f"; run directory: {monitor.run_dir}" if monitor.run_dir else ""))
+        say(f"watching {names} ({_kinds(moving)})" + (f"; run directory: {monitor.run_dir}" if monitor.run_dir else ""))
 
     def _attach_by_hand(self, loss: Tensor) -> None:
         """Watch a loop without an optimizer: the weights may move by hand. No step is recorded before they do."""
@@ -276,7 +286,7 @@ class ScriptWatch:
             return
         self._has_refused = True
         if self.loops and optimizers:  # such as the temperature of a policy, which is a tensor on its own
-            say_left_out(", ".join(type(optimizer).__name__ for optimizer in optimizers), reason)
+            say_left_out(_kinds(optimizers), reason)
         else:
             say_not_understood(reason)
 
@@ -304,6 +314,12 @@ def _is_own(optimizer: Optimizer) -> bool:
     """Return whether the script made an optimizer, rather than gradwatch as a stand-in."""
     hand_updates = sys.modules.get("gradwatch.monitor.readings.hand_updates")
     return hand_updates is None or not isinstance(optimizer, hand_updates.HandUpdates)
+
+
+def _kinds(optimizers: Sequence[Optimizer]) -> str:
+    """Return the classes of optimizers, such as `Adam, 3 x SGD`."""
+    numbers = Counter(type(optimizer).__name__ for optimizer in optimizers)
+    return ", ".join(kind if number == 1 else f"{number} x {kind}" for kind, number in numbers.items())
 
 
 def _pairs(tensors: Any, grad_tensors: Any) -> Iterator[tuple[Tensor, Tensor | None]]:

@@ -29,7 +29,7 @@ MAX_UNWRITTEN_S = 1.0
 MAX_END_S = 5.0
 """Maximum time for which the end of a run waits for the last steps of the other ranks."""
 RANKS = "the comparison of ranks"
-OPTIONAL_METHODS = ("open", "withdraw")
+OPTIONAL_METHODS = ("open", "withdraw", "discard")
 """Methods that sinks of other packages may lack."""
 
 
@@ -211,6 +211,13 @@ class Ingest:
         self._show("close", self.history, diagnoses)
         self._sinks.clear()  # a second call closes none
         return diagnoses
+
+    def discard(self) -> None:
+        """Release the run directory and the files of the sinks, which show nothing of the end."""
+        self._show("discard")
+        self._sinks.clear()
+        if self.writer:
+            self.writer.close("interrupted")
 
     def _report_skipped(self) -> None:
         self.add_event(NOT_SHOWN.emit(step=self.history.step, values={"steps": self._num_unshown}))

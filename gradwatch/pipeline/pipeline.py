@@ -149,8 +149,7 @@ class Pipeline:
     def discard(self) -> None:
         """Release the run directory of a run that is not wanted. Sinks are not ended, so that they print nothing."""
         self.finish()
-        if self._ingest.writer:
-            self._ingest.writer.close("interrupted")
+        self._ingest.discard()
 
     def end_sinks(self) -> tuple[Diagnosis, ...]:
         """Diagnose the run, close every sink once, and return the diagnoses."""

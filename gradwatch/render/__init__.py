@@ -42,6 +42,9 @@ class Sink(Protocol):
 
     A sink may have a method `withdraw(finding)`. It is called with a finding that is no longer open, after its
     withdrawal. The history then holds the finding in `withdrawn`.
+
+    A sink may have a method `discard()`. It is called instead of `close` for a run that is not wanted, such as one
+    without a step. It releases files, and shows nothing.
     """
 
     def write(self, history: History) -> None:

@@ -252,20 +252,58 @@ def test_loops_that_are_found_while_an_optimizer_calls_its_hooks_go_on(unedited,
     assert len(monitors) == 3
 
 
-def test_optimizers_that_are_made_after_the_first_backward_pass_go_on(unedited, monitors):
-    """Pyro makes an optimizer for each parameter when the parameter gets its first gradient."""
-    model = make()
-    optimizers = {}
-    with unedited():
-        for _ in range(STEPS):
-            loss_of(model).backward()
-            for param in model.parameters():
-                if param not in optimizers:
-                    optimizers[param] = torch.optim.SGD([param], lr=0.1)
-                optimizers[param].step()
-                optimizers[param].zero_grad()
+def step_after_backward(model, optimizers):
+    """As Pyro, which makes an optimizer for each parameter when the parameter gets its first gradient."""
+    for _ in range(STEPS):
+        loss_of(model).backward()
+        for param in model.parameters():
+            if param not in optimizers:
+                optimizers[param] = torch.optim.SGD([param], lr=0.1)
+            optimizers[param].step()
+            optimizers[param].zero_grad()
 
-    assert monitors
+
+def step_during_backward(model, optimizers):
+    """As loops that free each gradient as soon as its parameter has moved."""
+
+    def step(param):
+        if param not in optimizers:
+            optimizers[param] = torch.optim.SGD([param], lr=0.1)
+        optimizers[param].step()
+        optimizers[param].zero_grad()
+
+    for param in model.parameters():
+        param.register_post_accumulate_grad_hook(step)
+    for _ in range(STEPS):
+        loss_of(model).backward()
+
+
+def step_without_modules(model, optimizers):
+    """As a function of the parameters, without a forward pass of a module."""
+    for _ in range(STEPS + 1):
+        first, last = model[0], model[2]
+        hidden = nn.functional.linear(torch.randn(16, 4), first.weight, first.bias).relu()
+        nn.functional.linear(hidden, last.weight, last.bias).square().mean().backward()
+        for param in model.parameters():
+            if param not in optimizers:
+                optimizers[param] = torch.optim.SGD([param], lr=0.1)
+            optimizers[param].step()
+            optimizers[param].zero_grad()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("script", [step_after_backward, step_during_backward, step_without_modules])
+def test_optimizers_that_are_made_one_by_one_are_one_loop(script, unedited, monitors, tmp_path, capsys):
+    with unedited(run=str(tmp_path / "run")):
+        script(make(), optimizers := {})
+        gc.collect()
+    monitors[-1].close()
+    said = capsys.readouterr().err
+
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    assert (said.count("watching"), "(4 x SGD)" in said) == (1, True)
+    assert len(gradwatch.load_run(tmp_path / "run").history["loss"]) == STEPS - 1
+    del optimizers
 
 
 def test_weights_frozen_for_an_evaluation_before_the_first_step_are_watched_once_they_train(unedited, monitors):

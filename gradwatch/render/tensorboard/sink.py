@@ -129,6 +129,10 @@ class TensorBoard:
         """Keep a finding that no longer holds until the next `write`, which shows its end."""
         self._pending.append(finding)
 
+    def discard(self) -> None:
+        """Close the file, and write nothing."""
+        self._file.close()
+
     def close(self, history: History, diagnoses: tuple[Diagnosis, ...]) -> None:
         """Write the last output of each kind, the diagnosis and the final status, and then all charts again."""
         try:
