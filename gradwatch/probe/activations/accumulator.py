@@ -243,7 +243,8 @@ class ActivationAccumulator:
 def _ranges(rules: ActivationRules) -> torch.Tensor:
     """Return the bounds of dead and saturated values for the C extension; accumulators with equal rules share them."""
     # nan as a bound means no range: no comparison with it is true
-    return torch.tensor([*(rules.dead or EMPTY_RANGE), *(rules.saturated or EMPTY_RANGE)], device="cpu")
+    bounds = [*(rules.dead or EMPTY_RANGE), *(rules.saturated or EMPTY_RANGE)]
+    return torch.tensor(bounds, dtype=torch.float32, device="cpu")  # which the extension reads, whatever the default
 
 
 def _flags(units: UnitMask) -> torch.Tensor:
@@ -319,7 +320,7 @@ def statistics(accumulators: list[ActivationAccumulator]) -> torch.Tensor:
     std_A = (square_A / n_A - mean_A.square()).clamp_min_(0).sqrt_()
     dead_A = torch.stack([_placed(it.dead_frac(), device) for it in accumulators])
     whole_SA = torch.stack([dead_A, saturated_A / n_A, mean_A, std_A]).float()
-    unknown = torch.full((2,), math.nan, device=device)
+    unknown = torch.full((2,), math.nan, dtype=torch.float32, device=device)
     attention = [unknown if it.attention is None else it.attention.to(device) for it in accumulators]
     return torch.cat([whole_SA, torch.stack(attention, dim=1)])
 

@@ -8,6 +8,7 @@ import reference
 import torch
 from torch import nn
 
+from gradwatch.probe.activations import accumulator
 from gradwatch.probe.activations.accumulator import EMPTY_RANGE
 from gradwatch.probe.activations.bitmask import UnitMask, num_bytes
 from gradwatch.probe.activations.probe import ActivationProbe
@@ -52,6 +53,26 @@ def test_the_native_code_agrees_with_torch_operations_on_every_layout(special, m
             seen[kernel] = sync.to_host(probe.read())
 
     np.testing.assert_allclose(seen["native"], seen["torch"], rtol=2e-5, atol=1e-6)
+
+
+def test_the_default_dtype_of_a_script_moves_no_bound():
+    """Solvers of differential equations make float64 the default."""
+    model = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
+    x = 3 * torch.randn(32, 4, generator=torch.Generator().manual_seed(1))
+
+    def read(default):
+        accumulator._ranges.cache_clear()
+        torch.set_default_dtype(default)
+        try:
+            with ActivationProbe(model, kernel="native") as probe:
+                probe.arm()
+                model(x).sum().backward()
+                return sync.to_host(probe.read())
+        finally:
+            torch.set_default_dtype(torch.float32)
+            accumulator._ranges.cache_clear()
+
+    np.testing.assert_array_equal(read(torch.float64), read(torch.float32))
 
 
 def every_second(number):
