@@ -416,6 +416,12 @@ TENSOR_HELD = EventKind(
     meaning="The loop passed the tensor of step 0 again.",
     text="the loop passes the same tensor again",
 )
+WHOLE_BATCH = EventKind(
+    name="batch-whole",
+    meaning="The batch that came again is all the data of a DataLoader.",
+    values={"samples": "samples"},
+    text="all {samples} samples of a DataLoader are in one batch",
+)
 UNPAIRED = EventKind(
     name="outputs-unpaired",
     meaning="Predictions fit the targets of other samples as well as their own targets.",

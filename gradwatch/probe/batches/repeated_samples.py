@@ -12,8 +12,9 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from gradwatch.events import BATCH_ALIKE, TENSOR_HELD
+from gradwatch.events import BATCH_ALIKE, TENSOR_HELD, WHOLE_BATCH
 from gradwatch.probe.batches.batch_hash import hash_batch, tensors
+from gradwatch.probe.batches.whole_data import is_all_of_a_loader
 from gradwatch.probe.device.sync import to_float
 from gradwatch.records import Event
 
@@ -70,7 +71,7 @@ class RepeatedSamples:
         self.is_over = False
 
     def inspect(self, batch: Any, *, step: int) -> Iterator[Event]:
-        """Yield an event if the tensor object of step 0 repeats, and one if all inspected batches are alike.
+        """Yield an event if the batch of step 0 is passed again or all the data, and one if all batches are alike.
 
         Args:
             batch: The inputs of the step, any nest of tensors. The first tensor with samples counts, if it is on a CPU.
@@ -91,18 +92,12 @@ class RepeatedSamples:
         leaves = groups[0]
         self._is_exact = self._is_exact and all(it.equals(now) for it, now in zip(self._first, groups, strict=True))
         self._is_held = self._is_held and self._first[0].is_held(leaves[0])
-        if (
-            step == INSPECTED_STEPS[1]
-            and self._is_exact
-            and self._is_held
-            # a batch that is a slice of the whole data set has the same owner at each step
-            and _owner(leaves[0]).numel() == leaves[0].numel()
-        ):
-            yield TENSOR_HELD.emit(step=step)
         is_small = len(leaves[0]) <= MAX_SAMPLES  # pairwise distances take time, and a large batch may be all data
         distance = max(it.distance(now) for it, now in zip(self._first, groups, strict=True)) if is_small else math.inf
         is_sure = self._is_exact and not self._is_held and step >= SURE_STEP
         is_near = distance <= MAX_DISTANCE
+        if step == INSPECTED_STEPS[1] and (self._is_exact or is_near):
+            yield from self._explain(leaves[0], batch, step=step)
         # samples that differ once end the comparison; the event waits for the last step, or a sure one
         self.is_over = not is_near or step == INSPECTED_STEPS[-1] or is_sure
         if is_near and self.is_over:
@@ -115,6 +110,15 @@ class RepeatedSamples:
                 "integers": not leaves[0].is_floating_point(),
             }
             yield BATCH_ALIKE.emit(step=step, values=values)
+
+    def _explain(self, leaf: Tensor, batch: Any, *, step: int) -> Iterator[Event]:
+        """Yield an event if the first two batches are alike because one tensor is passed twice, or is all the data."""
+        samples = _count_samples(batch, rows=len(leaf))
+        if not self._is_held and is_all_of_a_loader(samples):
+            yield WHOLE_BATCH.emit(step=step, values={"samples": samples})
+        # a batch that is a slice of the whole data set has the same owner at each step
+        elif self._is_held and self._is_exact and _owner(leaf).numel() == leaf.numel():
+            yield TENSOR_HELD.emit(step=step)
 
 
 @final

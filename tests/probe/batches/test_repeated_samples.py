@@ -70,6 +70,26 @@ def test_one_tensor_that_is_handed_over_again_is_reported_but_no_slice_of_anothe
         assert [event.kind for step in (0, 1) for event in samples.inspect(batch, step=step)] == kinds
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_batch_that_is_all_the_data_of_a_loader_is_told(shuffle):
+    def kinds(loader):
+        samples = RepeatedSamples()
+        return [event.kind for step in (0, 1) for (x,) in loader for event in samples.inspect(x, step=step)]
+
+    data = torch.utils.data.TensorDataset(SAME)
+    assert kinds(torch.utils.data.DataLoader(data, batch_size=64, shuffle=shuffle)) == ["batch-whole"]
+    always = [0] * 32 if not shuffle else range(32)
+    part = torch.utils.data.DataLoader(data + data, batch_size=64, sampler=always)
+    assert kinds(part) == [], "the rest of the data is never drawn"
+    stream = torch.utils.data.DataLoader(Stream(), batch_size=None)
+    assert kinds(stream) == [], "a stream has no length"
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        yield (SAME.clone(),)
+
+
 def test_nothing_of_a_batch_is_kept_alive():
     samples, batch = RepeatedSamples(), SAME.clone()
     assert list(samples.inspect(batch, step=0)) == []

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from gradwatch.detect.data_and_loss.constant_batch_rules.batch_size import is_surely_part, may_be_part
 from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import Sign
-from gradwatch.events import BATCH_ALIKE, INPUTS_ALIKE
+from gradwatch.events import BATCH_ALIKE, INPUTS_ALIKE, WHOLE_BATCH
 from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
 
@@ -35,7 +35,9 @@ def find_alike_samples(history: History, *, chosen: int, small: int, toy: int) -
             values, label = event.values, "median distance to the nearest sample"
             is_created_again = values.get("exact", 0.0) > values.get("held", 0.0)  # equal, and in other memory
             # equal samples in other memory were created again, so a less typical batch size is enough
-            if is_created_again:
+            if any(events_of(history, WHOLE_BATCH)):
+                is_part = False
+            elif is_created_again:
                 is_part = may_be_part(history, values["samples"], chosen=chosen, small=small)
             else:
                 is_part = is_surely_part(history, values["samples"], chosen=chosen, toy=toy)

@@ -7,15 +7,25 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import ArrayLike
 
-from gradwatch.events import TENSOR_HELD, EventKind
+from gradwatch.events import TENSOR_HELD, WHOLE_BATCH, EventKind
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.history.synthetic.edit import with_statistic
 from gradwatch.records import Event
 
 
-def make_batches(numbers_T: ArrayLike, *, size: int = 32, is_held: bool = False, optimizer: str = "AdamW") -> History:
-    """Return a run with the given batch numbers and batch size; `is_held` if it gets the first tensor again."""
+def make_batches(
+    numbers_T: ArrayLike, *, size: int = 32, is_held: bool = False, is_whole: bool = False, optimizer: str = "AdamW"
+) -> History:
+    """Return a run with the given batch numbers.
+
+    Args:
+        numbers_T: Number of the batch of each step.
+        size: Samples of each batch.
+        is_held: Whether the first tensor is passed again.
+        is_whole: Whether the batch is all the data of a DataLoader.
+        optimizer: Class of the optimizer.
+    """
     numbers_T = np.asarray(numbers_T)
     made = Synthetic(steps=len(numbers_T))
     made.info = replace(made.info, optimizer=optimizer)
@@ -23,6 +33,8 @@ def make_batches(numbers_T: ArrayLike, *, size: int = 32, is_held: bool = False,
     history = with_statistic(made.history(), "step_ms", 1.0, missing=True)
     if is_held:
         history.add_event(Event(kind=TENSOR_HELD.name, step=1))
+    if is_whole:
+        history.add_event(Event(kind=WHOLE_BATCH.name, step=1))
     return with_statistic(history, "samples_per_s", 1e3 * size, missing=True)
 
 

@@ -5,7 +5,7 @@ mean equal batches. The required number of repeats depends on the run. If other 
 must come `again` times as often as each of them. If the loop passes the tensor of step 0 again, the batch may be a
 collection that reinforcement learning uses for many updates.
 
-Wrong for full-batch training, which is reported as info if the batch size shows it.
+Wrong for full-batch training, which is reported as info if the batch size or a DataLoader of one batch shows it.
 """
 
 # T = steps of a window, R = runs of equal batches
@@ -17,7 +17,7 @@ import numpy as np
 from gradwatch.detect.data_and_loss.constant_batch_rules.batch_size import batch_size, is_surely_part, may_be_part
 from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import Sign
-from gradwatch.events import TENSOR_HELD
+from gradwatch.events import TENSOR_HELD, WHOLE_BATCH
 from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
 
@@ -53,6 +53,8 @@ def find_repeated_batch(
         is_part = True
     elif is_held:
         is_part = is_surely_part(history, size, chosen=chosen, toy=toy)
+    elif any(events_of(history, WHOLE_BATCH)):
+        is_part = False
     else:
         is_part = may_be_part(history, size, chosen=chosen, small=small)
     label = "minimum number of equal batches in a row"
