@@ -464,6 +464,12 @@ PADDING_READ = EventKind(
     values={"padding": "fraction of the positions", "decades": "orders of magnitude"},
     text="the gradient of a padding token is 1e{decades:.2g} times that of another token",
 )
+PADDED_INPUT = EventKind(
+    name="padded-input",
+    meaning="A recurrent layer gets sequences of different lengths that end in zeros.",
+    values={"padding": PADDING_READ.values["padding"], "rms": "root mean square of the other numbers"},
+    text="its sequences end in zeros of different numbers",
+)
 PADDING_ATTENDED = EventKind(
     name="padding-attended",
     meaning="The mask of an attention hides the tokens and shows the padding.",

@@ -188,7 +188,7 @@ class Condition(enum.Enum):
     """The last activation saturates, or cannot give some targets of a squared error."""
 
     PADDING_READ = enum.auto()
-    """The gradient of padding is larger than that of the other tokens."""
+    """The gradient of padding is larger than that of the rest of a sequence."""
 
     PADDING_ATTENDED = enum.auto()
     """The mask of an attention hides the tokens and shows the padding."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gradwatch.events import PADDING_READ, EventKind
+from gradwatch.events import PADDED_INPUT, PADDING_READ, EventKind
 from gradwatch.history.store import History
 from gradwatch.records import Event
 
@@ -17,5 +17,6 @@ def events_of(history: History, kind: EventKind) -> Iterator[Event]:
 
 
 def reads_padding(history: History, layer: str) -> bool:
-    """Return whether a module or a tensor of it reads padding, so that its gradient vanishes but is not gone."""
-    return any(event.layer and f"{layer}.".startswith(f"{event.layer}.") for event in events_of(history, PADDING_READ))
+    """Return whether a module, or the module of a tensor, may read padding, so that its gradient vanishes."""
+    events = (*events_of(history, PADDING_READ), *events_of(history, PADDED_INPUT))
+    return any(event.layer and f"{layer}.".startswith(f"{event.layer}.") for event in events)

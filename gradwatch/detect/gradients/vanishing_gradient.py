@@ -52,8 +52,9 @@ class VanishingGradient:
     over blocks, each by its largest module, because a gate may get far less than the filter next to it; not if the
     model has several heads. (2) A fall over time, if a forward pass uses one parameter on its own result repeatedly:
     from the last use to the first, once a plateau of the loss was found. (3) A fall from the padding of a sequence to
-    its tokens, by `critical_decades`, or by less once a plateau was found: a recurrent layer is read at the end of a
-    padded sequence, where it has forgotten the tokens. Padding is a token that ends sequences of different lengths.
+    its tokens, by `critical_decades`; by `at_once` if the loss has not fallen after `healing_steps`; or by less once a
+    plateau was found: a recurrent layer is read at the end of a padded sequence, where it has forgotten the tokens.
+    Padding is a token, or zeros, at the end of sequences of different lengths.
 
     Exceptions to the rules: parts of the model that share no layer have a line each, if each has several layers, and so
     do models that are trained in turn. Other parallel layers have no single depth; the line follows the order in which
@@ -94,8 +95,16 @@ class VanishingGradient:
 
     def _signs(self, history: History) -> Iterator[Sign | None]:
         """Yield the observation of each mechanism, in a fixed order."""
-        learned = 1 - self.stuck_frac
-        padding = list(find_fall_from_padding(history, at_once=self.critical_decades, learned=learned))
+        padding = list(
+            find_fall_from_padding(
+                history,
+                at_once=self.critical_decades,
+                soon=self.at_once,
+                healing_steps=self.healing_steps,
+                least=self.decades,
+                learned=1 - self.stuck_frac,
+            )
+        )
         # the way from the padding to the tokens is a part of the sequence
         yield from padding or find_fall_over_time(history, decades=self.at_once)
         yield find_fall_over_depth(

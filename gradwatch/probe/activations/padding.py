@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from enum import Enum, auto
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, final
 
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from gradwatch.events import PADDING_ATTENDED, PADDING_READ, Observation
+from gradwatch.events import PADDED_INPUT, PADDING_ATTENDED, PADDING_READ, Observation
 from gradwatch.probe.activations.attention import FUSED, SOFTMAX, queries_and_keys, used_keys
 from gradwatch.probe.activations.saved_hooks import count_uses, saved_tensor
 from gradwatch.probe.device.sync import HostTransfer, is_capturing
@@ -53,18 +54,31 @@ OPPOSITE_FRAC = 0.98
 the opposite of what was meant."""
 
 
+class Subject(Enum):
+    """What a read is about."""
+
+    GRADIENT = auto()
+    """Squared gradients at padding and at tokens."""
+
+    MASK = auto()
+    """Padding and tokens that an attention uses."""
+
+    INPUT = auto()
+    """Mean square of the numbers that a recurrent layer gets, at padding and elsewhere."""
+
+
 class Read(NamedTuple):
-    """What was measured: the gradient of tokens that a layer reads, or the mask of an attention.
+    """What was measured.
 
     Args:
+        subject: Meaning of its last two numbers.
         layer: Name of the layer, or None.
         positions: Number of positions of a sequence.
-        is_mask: Whether it was a mask.
     """
 
+    subject: Subject
     layer: str | None
     positions: int
-    is_mask: bool
 
 
 @final
@@ -116,13 +130,15 @@ class PaddingReader:
         """Continue from the result of `state`."""
         self._steps, self.is_over = state["steps"], state["is_over"]
 
-    def watch(self, output: Any, _inputs: Any = (), /) -> None:
-        """Find the lookups of tokens below the output of a model, and measure them in the next backward pass."""
+    def watch(self, output: Any, inputs: Any = (), /) -> None:
+        """Measure the inputs of a model, and in the next backward pass the tokens that it looks up."""
         outputs = [tensor for tensor in tensors_of(output) if tensor.grad_fn is not None]
         # hooks would not run in a replay of a CUDA graph
         if self.is_over or self._calls == MAX_CALLS or self._transfer or not outputs or is_capturing(outputs):
             return
         self._calls += 1
+        for values in tensors_of(inputs):
+            self._measure_inputs(values)
         graph = Graph(*outputs)
         for node in graph.of("Embedding"):
             tokens = saved_tensor(node, "indices", self._since)
@@ -163,9 +179,20 @@ class PaddingReader:
         # relative to the largest, since squares of small numbers are zero
         energy_BT = (size_BTD / size_BTD.amax()).square().sum(-1)
         for axis in (1, 0):  # sequences may be rows or columns
-            is_padding, counts = _padding(tokens_BT, axis)
+            is_padding, counts = _padding(_ends(tokens_BT, axis), axis)
             sums = torch.stack([(energy_BT * is_padding).sum(), (energy_BT * ~is_padding).sum()])
-            self._add(Read(layer, tokens_BT.shape[axis], is_mask=False), counts, sums)
+            self._add(Read(Subject.GRADIENT, layer, tokens_BT.shape[axis]), counts, sums)
+
+    def _measure_inputs(self, values: Tensor) -> None:
+        """Measure numbers that a recurrent layer gets from outside, whose gradient is not computed."""
+        fitting = [name for name, width in self._recurrences if values.ndim == 3 and width == values.shape[-1]]
+        if len(fitting) != 1 or not values.is_floating_point() or min(values.shape[:2]) < 2:
+            return
+        squares_BT = values.detach().float().square().mean(-1)
+        for axis in (1, 0):
+            is_padding, counts = _padding(squares_BT == 0, axis)
+            sums = torch.stack([(squares_BT * is_padding).sum(), (squares_BT * ~is_padding).sum()])
+            self._add(Read(Subject.INPUT, fitting[0], values.shape[axis]), counts, sums)
 
     def _measure_attentions(self, graph: Graph, lookup: Node, tokens_BT: Tensor) -> None:
         saved = partial(saved_tensor, since=self._since)
@@ -179,35 +206,38 @@ class PaddingReader:
             if is_used.shape[-1] != keys or is_used[..., 0, 0].numel() % sequences:
                 continue
             is_used_BK = is_used.reshape(sequences, -1, keys).any(1)
-            is_padding_BK, counts = _padding(tokens_BT, 1)
+            is_padding_BK, counts = _padding(_ends(tokens_BT, 1), 1)
             used = torch.stack([(is_used_BK & is_padding_BK).sum(), (is_used_BK & ~is_padding_BK).sum()])
             param = graph.parameter(operands[1])
             layer = self._owners.get(param) if param is not None else None
-            self._add(Read(layer, keys, is_mask=True), counts, used)
+            self._add(Read(Subject.MASK, layer, keys), counts, used)
 
     def _add(self, read: Read, counts: Tensor, sums: Tensor) -> None:
         self._reads.append(read)
         self._measured.append(torch.cat([counts, sums]))
 
 
-def _padding(tokens_BT: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """Return which tokens are padding at the end of a sequence, if there is any, and the numbers to judge it by.
+def _ends(tokens_BT: Tensor, axis: int) -> Tensor:
+    """Return which tokens are the one that most sequences end with, along the axis of the positions."""
+    token = tokens_BT.select(axis, -1).mode().values  # most sequences are shorter than the longest
+    return tokens_BT == token
+
+
+def _padding(may_be_BT: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """Return which positions at the end of a sequence are padding, if there is any, and the numbers to judge it by.
 
     Args:
-        tokens_BT: Tokens.
+        may_be_BT: Whether each position may be padding.
         axis: Axis of the positions.
 
     Returns:
-        Whether each token is padding, and the number of tokens, that of padding, that of the padding token elsewhere,
-        and the fewest and the most padding of a sequence, of shape (5,).
+        Whether each position is padding, and the number of positions, of padding, of what may be padding elsewhere, and
+        the fewest and the most padding of a sequence, of shape (5,).
     """
-    last = tokens_BT.select(axis, -1)
-    token = last.mode().values  # most sequences are shorter than the longest
-    is_token = tokens_BT == token
-    is_padding = is_token.flip(axis).cumprod(axis).flip(axis).bool()
+    is_padding = may_be_BT.flip(axis).cumprod(axis).flip(axis).bool()
     lengths = is_padding.sum(axis)
-    elsewhere = is_token.sum() - is_padding.sum()
-    number = torch.full_like(elsewhere, tokens_BT.numel())
+    number = torch.full_like(lengths[0], may_be_BT.numel())
+    elsewhere = may_be_BT.sum() - is_padding.sum()
     counts = torch.stack([number, is_padding.sum(), elsewhere, lengths.amin(), lengths.amax()])
     return is_padding, counts.float()
 
@@ -220,7 +250,10 @@ def _judge(read: Read, row: NDArray[Any]) -> Observation | None:
     are_sequences = shortest < longest < read.positions
     if not are_sequences or padding < MIN_PADDING * number or elsewhere > MAX_ELSEWHERE * tokens:
         return None
-    if read.is_mask:
+    if read.subject is Subject.INPUT:
+        values = {"padding": padding / number, "rms": math.sqrt(of_tokens / tokens)}
+        return PADDED_INPUT.observe(read.layer, values=values)
+    if read.subject is Subject.MASK:
         is_opposite = of_padding >= OPPOSITE_FRAC * padding and of_tokens <= (1 - OPPOSITE_FRAC) * tokens
         return PADDING_ATTENDED.observe(read.layer, values={"padding": padding / number}) if is_opposite else None
     if not of_padding >= MIN_SHARE * (of_padding + of_tokens) > 0:

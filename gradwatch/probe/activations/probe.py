@@ -211,6 +211,10 @@ class HookSet:
         remove_hooks(self._handles)
 
 
+READERS: tuple[Callable[[Models], OutputReader], ...] = (RecurrenceProbe, TargetMatch, TokenTargets, PaddingReader)
+"""Readers of the outputs of whole models."""
+
+
 @final
 class ActivationProbe:
     """Measure statistics of every activation of a model, over all forward calls of an optimizer step.
@@ -321,8 +325,7 @@ class ActivationProbe:
 
     def _inspect_outermost(self) -> None:
         """Inspect the graphs of the outermost modules from the next call on."""
-        model = self._model
-        self.readers = RecurrenceProbe(model), TargetMatch(model), TokenTargets(model), PaddingReader(model)
+        self.readers = tuple(reader(self._model) for reader in READERS)
         self._hooks.remove()
         self._outer_hooks.remove()
         self._outer_hooks.register = _outer_hooks(self, hookable_modules(self._model))

@@ -44,6 +44,18 @@ class Recurrent(nn.Module):
         return self.head(states[torch.arange(len(tokens)), lengths - 1])
 
 
+class Frames(nn.Module):
+    """A recurrent layer over numbers, which is read at the end or at the last frame."""
+
+    def __init__(self, *, at_end):
+        super().__init__()
+        self.cell, self.head, self.at_end = nn.GRU(WIDTH, WIDTH, batch_first=True), nn.Linear(WIDTH, CLASSES), at_end
+
+    def forward(self, frames):
+        states, last = self.cell(frames)[0], frames.any(2).sum(1) - 1
+        return self.head(states[:, -1] if self.at_end else states[torch.arange(len(frames)), last])
+
+
 class Pooled(nn.Module):
     """Attention or convolutions over tokens, and a mean."""
 
@@ -155,18 +167,39 @@ def test_what_a_device_sends_later_is_told_later(monkeypatch):
     assert (kind, layer) == (PADDING_READ.name, "cell")
 
 
-def test_the_cause_is_named_with_its_cure():
+def warnings_of(model, *, batch, steps=60):
     torch.manual_seed(0)
-    model = Recurrent("last", batch_first=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     with gradwatch.watch(model, optimizer, on_finding=None) as monitor:
-        for _ in range(60):
-            tokens, lengths = padded(longest=8)
-            loss = F.cross_entropy(model(tokens, lengths), tokens[:, 0] % CLASSES)
+        for _ in range(steps):
+            *inputs, classes = batch()
+            loss = F.cross_entropy(model(*inputs), classes)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             monitor.step(loss)
-    (found,) = (finding for finding in monitor.findings() if finding.severity >= Severity.WARNING)
-    assert (found.kind, found.layer, found.onset) == ("vanishing-gradient", "cell", 0)
-    assert diagnose(monitor.history)[0].cause_id == "reads-padding"
+    causes = [diagnosis.cause_id for diagnosis in diagnose(monitor.history)]
+    found = [finding for finding in monitor.findings() if finding.severity >= Severity.WARNING]
+    return [(finding.kind, finding.layer, finding.onset) for finding in found], causes
+
+
+def test_the_cause_is_named():
+    def batch():
+        tokens, lengths = padded(longest=8)
+        return tokens, lengths, tokens[:, 0] % CLASSES
+
+    found, (cause, *_) = warnings_of(Recurrent("last", nn.RNN, batch_first=True), batch=batch)
+    assert (found, cause) == ([("vanishing-gradient", "cell", 0)], "reads-padding")
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-4])
+@pytest.mark.parametrize("at_end", [True, False])
+def test_numbers_that_end_in_zeros_are_judged_by_the_gradients_of_the_layer(scale, at_end):
+    def batch():
+        frames = torch.randn(B, 2 * T, WIDTH) * (padded(longest=8)[0] != 0).repeat(1, 2)[..., None]
+        frames[:, T:] = 0
+        return scale * frames, frames[:, 0].argmax(1) % CLASSES
+
+    found, causes = warnings_of(Frames(at_end=at_end), batch=batch)
+    assert [kind for kind, *_ in found if kind == "vanishing-gradient"] == ["vanishing-gradient"] * at_end
+    assert ("reads-padding" in causes) == at_end
