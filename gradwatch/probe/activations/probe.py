@@ -357,8 +357,7 @@ class ActivationProbe:
         """Start to accumulate with the next forward call; earlier sums are dropped."""
         self._disarm()  # the previous step may not have been read
         self._attach()
-        self.is_armed = True
-        self.spent_s, self.depth = 0.0, 0
+        self.is_armed, self.spent_s, self.depth = True, 0.0, 0
         self._sums.clear()
         for accumulator in self._accumulators:
             accumulator.clear()

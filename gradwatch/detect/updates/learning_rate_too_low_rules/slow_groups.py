@@ -20,7 +20,7 @@ from gradwatch.detect.updates.learning_rate_too_low_rules.warm_up import WINDOW_
 from gradwatch.history.store import History
 from gradwatch.records import Finding, Quantity
 
-DECAYED_FRAC = 1e-2
+REPORTED_DECAY = 1e-2
 """Learning rate of a group, over its first rate, below which the message names its decay."""
 
 
@@ -92,7 +92,7 @@ def _pattern(history: History, slow: list[int]) -> str:
     # a rate that starts at zero warms up
     fall_G = newest_G / np.where(first_G > 0, first_G, np.nan)
     fall = float(np.fmax.reduce(fall_G[slow]))
-    if fall < DECAYED_FRAC:
+    if fall < REPORTED_DECAY:
         return f"the learning rate of {which} has fallen to {fall:.1g} of where it began"
     return f"the learning rate of {which} is {newest_G[slow].max() / newest_G.max():.1g} of the largest rate"
 
