@@ -178,8 +178,9 @@ class DeadLayer:
             return
         usual = float(median(newest_L[structure.is_trainable_L]))
         for layer, group in affected_modules(history, ill_L, kind=self.kind):
-            if layer is None:
-                continue  # no layer learns: that is another fault, or success
+            # no layer learns: that is another fault, or success; padding is that of vanishing-gradient
+            if layer is None or reads_padding(history, layer):
+                continue
             largest = float(np.fmax.reduce(l2_TL[:, group], axis=None))
             severity = self._severity(history, layer, group, is_zero=largest == 0)
             router = router_of(history, layer) if largest == 0 and severity > Severity.INFO else None
@@ -220,8 +221,8 @@ class DeadLayer:
         return None if end is None else Recovery(end, "it got a gradient again")
 
     def _severity(self, history: History, layer: str, group: list[int], *, is_zero: bool) -> Severity:
-        """Return the harm of a dead module: an expert that is not chosen, a head that waits and padding do no harm."""
-        if (is_zero and is_ended_task(history, group)) or reads_padding(history, layer):
+        """Return the harm of a dead module: an expert that is merely not chosen and a head that waits do no harm."""
+        if is_zero and is_ended_task(history, group):
             return Severity.INFO
         # experts without a gradient say nothing while most of their siblings have one
         live_frac = live_frac_of_siblings(history, layer, history.param.newest("grad.l2"))
