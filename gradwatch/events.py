@@ -165,7 +165,7 @@ IGNORES_LABELS = EventKind(
 DERIVATIVE = EventKind(
     name="graph-derivative",
     meaning="The loss is differentiable with respect to tensors that are not parameters (physics-informed loss).",
-    values={"tensors": "tensors"},
+    values={"tensors": "tensors", "width": "largest last dimension of them"},
     text="the loss is differentiable with respect to tensors of shape {shapes}, which are not parameters",
 )
 OUTPUT_PAIRS = EventKind(

@@ -14,10 +14,10 @@ from gradwatch.detect.data_and_loss.constant_batch_rules.batch_size import LBFGS
 from gradwatch.detect.data_and_loss.constant_batch_rules.examples import make_alike, make_batches
 from gradwatch.detect.data_and_loss.constant_batch_rules.repeated_batch import find_repeated_batch
 from gradwatch.detect.features.finding import Sign, findings_of
-from gradwatch.events import BATCH_ALIKE, INPUTS_ALIKE
+from gradwatch.events import BATCH_ALIKE, DERIVATIVE, INPUTS_ALIKE
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
-from gradwatch.records import Finding
+from gradwatch.records import Event, Finding
 
 EQUAL_RUN = "batch.equal_run"
 """Evidence of equal batches, as opposed to alike samples, which only the first steps compare."""
@@ -51,6 +51,7 @@ class ConstantBatch:
     `toy`, and so does (2), unless equal samples are created again in other memory. Reinforcement learning goes over a
     collection many times: a tensor that is passed again must come `held` or `longest` times, and a batch after others
     `again` times as often as each. Samples that are new beside copies of others come from a replay buffer that fills.
+    Points at which a differential equation must hold are info: the loss has derivatives by up to `coordinates` numbers.
 
     Source: pytorch/pytorch#1917, `next(iter(loader))`, https://github.com/pytorch/pytorch/issues/1917.
 
@@ -66,6 +67,7 @@ class ConstantBatch:
             several updates per batch makes as many with each.
         small: Samples up to which each size, round or not, may be chosen. 12: hardly any data set is that small.
         toy: Samples up to which a tensor that is passed again may be all the data. 8: XOR has 4.
+        coordinates: Numbers of a sample up to which it may be a point at which an equation holds. 4: space and time.
         others: Different batches after a finding that withdraw it. 4: a single other batch does not end it.
     """
 
@@ -79,6 +81,7 @@ class ConstantBatch:
     again: int = 2
     small: int = 12
     toy: int = 8
+    coordinates: int = 4
     others: int = 4
 
     def detect(self, history: History) -> Iterator[Finding]:
@@ -89,7 +92,9 @@ class ConstantBatch:
         """Yield the observation of each mechanism, in a fixed order."""
         # alike samples of the first steps mean no more than the equal batches that other batches have followed
         if not any(finding.kind == self.kind for finding in history.withdrawn):
-            yield from find_alike_samples(history, chosen=self.chosen, small=self.small, toy=self.toy)
+            yield from find_alike_samples(
+                history, chosen=self.chosen, small=self.small, toy=self.toy, coordinates=self.coordinates
+            )
         newest_T = history.scalar("batch_hash", 2)
         if (newest_T[:-1] == newest_T[-1]).any():  # cheap, and necessary; nan equals nothing
             yield find_repeated_batch(
@@ -101,6 +106,7 @@ class ConstantBatch:
                 chosen=self.chosen,
                 small=self.small,
                 toy=self.toy,
+                coordinates=self.coordinates,
             )
 
     def recovery(self, history: History, finding: Finding) -> Recovery | None:
@@ -127,6 +133,14 @@ class ConstantBatch:
         yield Example("a table of a hundred rows at every step: for information", table, (None,))
         whole = make_batches([0] * 40, size=80, is_whole=True)
         yield Example("a DataLoader has one batch of all its 80 samples: for information", whole, (None,))
+        points = make_batches(
+            [0] * 40, event=Event(kind=DERIVATIVE.name, step=0, values={"tensors": 1.0, "width": 2.0})
+        )
+        yield Example("points at which an equation must hold: for information", points, (None,))
+        images = make_batches(
+            [0] * 40, event=Event(kind=DERIVATIVE.name, step=0, values={"tensors": 1.0, "width": 28.0})
+        )
+        yield Example("a penalty on the gradient by images", images, (None,))
         searched = make_batches([0] * 40, optimizer=LBFGS)
         yield Example("L-BFGS gets all data at every step: for information", searched, (None,))
         yield Example("an epoch of three batches that is not shuffled", make_batches(np.arange(60) % 3))

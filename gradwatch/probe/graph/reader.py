@@ -231,7 +231,8 @@ class LossGraphReader:
         others = {node.variable for node in graph.of(LEAF)} - self._index.keys()
         if others:
             shapes = ", ".join(sorted(str(tuple(leaf.shape)) for leaf in others)[:MAX_SINGULARITIES])
-            yield DERIVATIVE.observe(values={"tensors": len(others)}, shapes=shapes)
+            width = max(leaf.shape[-1] if leaf.ndim > 1 else 1 for leaf in others)
+            yield DERIVATIVE.observe(values={"tensors": len(others), "width": width}, shapes=shapes)
 
     def _find_cuts(self, graph: Graph) -> Iterator[Observation]:
         """Yield each run of consecutive parameters that the loss does not reach."""

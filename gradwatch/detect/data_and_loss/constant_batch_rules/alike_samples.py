@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from gradwatch.detect.data_and_loss.constant_batch_rules.batch_size import is_surely_part, may_be_part
+from gradwatch.detect.data_and_loss.constant_batch_rules.batch_size import are_points, is_surely_part, may_be_part
 from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import Sign
 from gradwatch.events import BATCH_ALIKE, INPUTS_ALIKE, WHOLE_BATCH
@@ -19,7 +19,7 @@ from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
 
 
-def find_alike_samples(history: History, *, chosen: int, small: int, toy: int) -> Iterator[Sign]:
+def find_alike_samples(history: History, *, chosen: int, small: int, toy: int, coordinates: int) -> Iterator[Sign]:
     """Yield a sign for repeated samples: a warning if their number is a batch size.
 
     Args:
@@ -27,6 +27,7 @@ def find_alike_samples(history: History, *, chosen: int, small: int, toy: int) -
         chosen: Samples up to which a batch of each round size counts as chosen.
         small: Samples up to which each size may be chosen.
         toy: Samples up to which they may be all the data.
+        coordinates: Numbers of a sample up to which it may be a point at which an equation must hold.
     """
     is_handed_over = not math.isnan(history.run.newest("batch_hash")[0])
     # the model may get the same inputs on purpose while the batches of the loop differ
@@ -35,7 +36,7 @@ def find_alike_samples(history: History, *, chosen: int, small: int, toy: int) -
             values, label = event.values, "median distance to the nearest sample"
             is_created_again = values.get("exact", 0.0) > values.get("held", 0.0)  # equal, and in other memory
             # equal samples in other memory were created again, so a less typical batch size is enough
-            if any(events_of(history, WHOLE_BATCH)):
+            if any(events_of(history, WHOLE_BATCH)) or are_points(history, most=coordinates):
                 is_part = False
             elif is_created_again:
                 is_part = may_be_part(history, values["samples"], chosen=chosen, small=small)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from gradwatch.detect.features.events import events_of
+from gradwatch.events import DERIVATIVE
 from gradwatch.history.store import History
 
 LBFGS = "LBFGS"
@@ -19,6 +21,17 @@ LARGE_SIZES = 64
 def batch_size(history: History) -> float:
     """Return the number of samples of the newest batch, or nan if it is unknown."""
     return float(history.run.newest("samples_per_s")[0] * history.run.newest("step_ms")[0]) / 1e3
+
+
+def are_points(history: History, *, most: int) -> bool:
+    """Return whether a batch is points at which an equation must hold: the loss has derivatives by their coordinates.
+
+    Args:
+        history: History of the run.
+        most: Maximum number of coordinates.
+    """
+    # runs of earlier versions did not record the width
+    return any(event.values.get("width", math.inf) <= most for event in events_of(history, DERIVATIVE))
 
 
 def is_surely_part(history: History, size: float, *, chosen: int, toy: int) -> bool:

@@ -15,7 +15,13 @@ from gradwatch.records import Event
 
 
 def make_batches(
-    numbers_T: ArrayLike, *, size: int = 32, is_held: bool = False, is_whole: bool = False, optimizer: str = "AdamW"
+    numbers_T: ArrayLike,
+    *,
+    size: int = 32,
+    is_held: bool = False,
+    is_whole: bool = False,
+    optimizer: str = "AdamW",
+    event: Event | None = None,
 ) -> History:
     """Return a run with the given batch numbers.
 
@@ -25,6 +31,7 @@ def make_batches(
         is_held: Whether the first tensor is passed again.
         is_whole: Whether the batch is all the data of a DataLoader.
         optimizer: Class of the optimizer.
+        event: A further event.
     """
     numbers_T = np.asarray(numbers_T)
     made = Synthetic(steps=len(numbers_T))
@@ -35,6 +42,8 @@ def make_batches(
         history.add_event(Event(kind=TENSOR_HELD.name, step=1))
     if is_whole:
         history.add_event(Event(kind=WHOLE_BATCH.name, step=1))
+    if event:
+        history.add_event(event)
     return with_statistic(history, "samples_per_s", 1e3 * size, missing=True)
 
 

@@ -14,7 +14,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.detect.data_and_loss.constant_batch_rules.batch_size import batch_size, is_surely_part, may_be_part
+from gradwatch.detect.data_and_loss.constant_batch_rules.batch_size import (
+    are_points,
+    batch_size,
+    is_surely_part,
+    may_be_part,
+)
 from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import Sign
 from gradwatch.events import TENSOR_HELD, WHOLE_BATCH
@@ -23,7 +28,16 @@ from gradwatch.records import Quantity, Severity
 
 
 def find_repeated_batch(
-    history: History, *, repeats: int, held: int, longest: int, again: int, chosen: int, small: int, toy: int
+    history: History,
+    *,
+    repeats: int,
+    held: int,
+    longest: int,
+    again: int,
+    chosen: int,
+    small: int,
+    toy: int,
+    coordinates: int,
 ) -> Sign | None:
     """Return a sign if the newest batch repeats more often than other batches or a policy explain.
 
@@ -36,6 +50,7 @@ def find_repeated_batch(
         chosen: Samples up to which a batch of each round size counts as chosen.
         small: Samples up to which each size may be chosen.
         toy: Samples up to which a tensor that is kept may be all the data.
+        coordinates: Numbers of a sample up to which it may be a point at which an equation must hold.
     """
     hash_T, size, least = history.scalar("batch_hash"), batch_size(history), repeats
     is_held = any(events_of(history, TENSOR_HELD))
@@ -49,7 +64,9 @@ def find_repeated_batch(
     if times < least:
         return None
     # earlier batches prove that there are more data; a tensor that is kept may well be all of them
-    if before_R:
+    if are_points(history, most=coordinates):
+        is_part = False
+    elif before_R:
         is_part = True
     elif is_held:
         is_part = is_surely_part(history, size, chosen=chosen, toy=toy)

@@ -4,8 +4,11 @@ import math
 
 import pytest
 
-from gradwatch.detect.data_and_loss.constant_batch_rules.batch_size import is_surely_part, may_be_part
+from gradwatch.detect.data_and_loss.constant_batch import ConstantBatch
+from gradwatch.detect.data_and_loss.constant_batch_rules.batch_size import are_points, is_surely_part, may_be_part
 from gradwatch.detect.data_and_loss.constant_batch_rules.examples import make_batches
+from gradwatch.events import DERIVATIVE
+from gradwatch.records import Event, Severity
 
 
 @pytest.mark.parametrize("size", [1, 7, 12, 24, 30, 75, 200, 256, 512, 4096, math.nan])
@@ -31,3 +34,13 @@ def test_every_size_is_what_lbfgs_needs():
 
     assert not may_be_part(history, 32, chosen=256, small=12)
     assert not is_surely_part(history, 32, chosen=256, toy=8)
+
+
+@pytest.mark.parametrize(("values", "is_so"), [({"width": 2.0}, True), ({"width": 28.0}, False), ({}, False)])
+def test_points_of_an_equation_are_few_numbers_by_which_the_loss_is_differentiated(values, is_so):
+    event = Event(kind=DERIVATIVE.name, step=0, values={"tensors": 1.0, **values})
+    history = make_batches([0] * 40, event=event)
+
+    assert are_points(history, most=4) is is_so
+    (found,) = ConstantBatch().detect(history)
+    assert found.severity == (Severity.INFO if is_so else Severity.WARNING)
