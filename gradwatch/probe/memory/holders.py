@@ -46,12 +46,13 @@ class Holder(NamedTuple):
 
 
 class _Root(NamedTuple):
-    """A variable or an attribute of a module: where a search begins."""
+    """A variable or an attribute of a module: where a search begins. A line of 0 is unknown."""
 
     name: str
     value: object
     file: str
     first_line: int
+    current_line: int = 0
 
 
 class _Kept(NamedTuple):
@@ -92,7 +93,7 @@ def _variables() -> Iterator[_Root]:
     for frame in users_frames():
         code, at_top = frame.f_code, frame.f_code.co_name == "<module>"
         for name, value in list(frame.f_locals.items()):
-            yield _Root(name, value, code.co_filename, 0 if at_top else code.co_firstlineno)
+            yield _Root(name, value, code.co_filename, 0 if at_top else code.co_firstlineno, frame.f_lineno)
         if not at_top:
             names = [name for name in code.co_names if name in frame.f_globals]
             yield from (_Root(name, frame.f_globals[name], code.co_filename, 0) for name in names)
@@ -165,7 +166,8 @@ def _place(kept: _Kept) -> Place:
     for node in ast.walk(tree):
         if first_line and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and _begins(node, first_line):
             tree = node
-    writes = list(_writes(tree, name, is_attribute=bool(kept.path)))
+    current_line = 0 if kept.path else kept.root.current_line
+    writes = list(_writes(tree, name, is_attribute=bool(kept.path), current_line=current_line))
     return Place(file, max(writes)[1]) if writes else NOWHERE
 
 
@@ -174,8 +176,17 @@ def _begins(node: ast.FunctionDef | ast.AsyncFunctionDef, line: int) -> bool:
     return line in (node.lineno, *(decorator.lineno for decorator in node.decorator_list))
 
 
-def _writes(tree: ast.AST, name: str, *, is_attribute: bool) -> Iterator[tuple[tuple[bool, int], int]]:
-    """Yield the lines that write to a variable or attribute, each with its rank: adding and inner loops first."""
+def _writes(
+    tree: ast.AST, name: str, *, is_attribute: bool, current_line: int
+) -> Iterator[tuple[tuple[bool, bool, int], int]]:
+    """Yield the lines that write to a variable or attribute, each with its rank: adding, then running and inner loops.
+
+    Args:
+        tree: Code of a function or file.
+        name: Name of the variable or attribute.
+        is_attribute: Whether it is an attribute.
+        current_line: Line in progress: an evaluation in another loop may use a variable of the same name. 0 if unknown.
+    """
 
     def is_it(node: ast.AST) -> bool:
         if isinstance(node, ast.Subscript):
@@ -186,19 +197,21 @@ def _writes(tree: ast.AST, name: str, *, is_attribute: bool) -> Iterator[tuple[t
             return isinstance(node, ast.Attribute) and node.attr == name
         return isinstance(node, ast.Name) and node.id == name
 
-    waiting = [(tree, 0)]
+    waiting = [(tree, True, 0)]
     while waiting:
-        node, loops = waiting.pop()
-        loops += isinstance(node, (ast.For, ast.AsyncFor, ast.While))
+        node, runs, loops = waiting.pop()
+        if isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
+            runs = runs and (not current_line or node.lineno <= current_line <= (node.end_lineno or 0))
+            loops += 1
         if isinstance(node, (ast.AugAssign, ast.Assign, ast.Call)) and _drops_graph(node):
             continue
         if isinstance(node, ast.AugAssign) and is_it(node.target):
-            yield (True, loops), node.lineno
+            yield (True, runs, loops), node.lineno
         elif isinstance(node, ast.Assign) and any(map(is_it, node.targets)):
-            yield (any(isinstance(target, ast.Subscript) for target in node.targets), loops), node.lineno
+            yield (any(isinstance(target, ast.Subscript) for target in node.targets), runs, loops), node.lineno
         elif isinstance(node, ast.Call) and _added_to(node, is_it):
-            yield (True, loops), node.lineno
-        waiting += [(child, loops) for child in ast.iter_child_nodes(node)]
+            yield (True, runs, loops), node.lineno
+        waiting += [(child, runs, loops) for child in ast.iter_child_nodes(node)]
 
 
 def _drops_graph(node: ast.AST) -> bool:

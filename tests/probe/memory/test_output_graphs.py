@@ -79,6 +79,18 @@ def kept_losses(loop):
         loop.monitor.step(loss.item())
 
 
+def kept_losses_beside_an_evaluation(loop):
+    for _ in range(2):
+        losses = []
+        for _ in range(STEPS):
+            loss = loop.train()
+            losses.append(loss)
+            loop.monitor.step(loss.item())
+        losses = []
+        for _ in range(2):
+            losses.append(loop.loss())
+
+
 def kept_outputs(loop):
     metrics = defaultdict(list)
     for _ in range(STEPS):
@@ -178,6 +190,7 @@ def kept_penalties(loop):
 LEAKS = {
     kept_sum: "`total`, {file}:{line}: `total += loss`",
     kept_losses: "`losses`, {file}:{line}: `losses.append(loss)`",
+    kept_losses_beside_an_evaluation: "`losses`, {file}:{line}: `losses.append(loss)`",
     kept_outputs: '`metrics`, {file}:{line}: `metrics["outputs"].append(outputs)`',
     kept_average: "`average`, {file}:{line}: `average = 0.9 * average + 0.1 * loss`",
     carried_state: "`hidden`, {file}:{line}: `outputs, hidden = loop.net(x, hidden)`",
