@@ -458,6 +458,12 @@ TARGETS_AHEAD = EventKind(
     values={"ahead": "positions", "labels": TARGETS_VISIBLE.values["labels"]},
     text="each label is the input token {ahead:.0f} positions later",
 )
+TARGETS_COPIED = EventKind(
+    name="targets-copied",
+    meaning="The labels of a model are tokens of its input, in their own places.",
+    values={"labels": TARGETS_VISIBLE.values["labels"]},
+    text="each label is the input token in its own place",
+)
 PADDING_READ = EventKind(
     name="padding-read",
     meaning="The gradient of a padding token is larger than that of another token.",

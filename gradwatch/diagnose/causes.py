@@ -850,10 +850,24 @@ CAUSES: tuple[Cause, ...] = (
         id="no-causal-mask",
         name="positions that see the tokens after them",
         leads={"target-leakage": 20},
+        excludes=frozenset({Condition.TARGETS_COPIED}),
         because="The label of each position is an input of the model, so the model only has to copy it.",
         confirm="Change the last input token: the scores of all earlier positions must stay the same.",
         remedies=("causal_mask",),
         source="Vaswani et al. 2017, sec. 3.2.3, https://arxiv.org/abs/1706.03762",
+    ),
+    Cause(
+        id="labels-as-inputs",
+        name="inputs that are the labels",
+        leads={"target-leakage": 20},
+        requires=frozenset({Condition.TARGETS_COPIED}),
+        because=(
+            "A decoder must get the labels shifted by one position, and an encoder must not see the tokens that it is "
+            "to fill in. Here, the model only has to copy its input."
+        ),
+        confirm="Print a row of input tokens and of labels: they are the same.",
+        remedies=("shift_inputs",),
+        source="Vaswani et al. 2017, fig. 1 (outputs shifted right), https://arxiv.org/abs/1706.03762",
     ),
     Cause(
         id="strong-weight-decay",

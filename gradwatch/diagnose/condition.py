@@ -184,6 +184,9 @@ class Condition(enum.Enum):
     TARGETS_AHEAD = enum.auto()
     """The labels of a language model are more than one token ahead of its inputs."""
 
+    TARGETS_COPIED = enum.auto()
+    """The labels are tokens of the input, in their own places."""
+
     TARGETS_OUT_OF_RANGE = enum.auto()
     """The last activation saturates, or cannot give some targets of a squared error."""
 

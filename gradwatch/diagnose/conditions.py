@@ -32,6 +32,7 @@ from gradwatch.events import (
     SINGULAR,
     SOFTMAX_OVER_BATCH,
     TARGETS_AHEAD,
+    TARGETS_COPIED,
     TARGETS_UNREACHABLE,
     UNREGISTERED,
 )
@@ -206,6 +207,7 @@ def _of_events(history: History, leading: Finding) -> dict[Condition, bool]:
         Condition.BROADCAST: BROADCAST.name in kinds,
         Condition.SEQUENCE_AXIS: SEQUENCE_AXIS.name in kinds,
         Condition.TARGETS_AHEAD: TARGETS_AHEAD.name in kinds,
+        Condition.TARGETS_COPIED: TARGETS_COPIED.name in kinds,
         Condition.PADDING_READ: "padding.fall_decades" in {q.key for f in history.findings for q in f.evidence},
         Condition.PADDING_ATTENDED: PADDING_ATTENDED.name in kinds,
         Condition.SINGULAR_FORMULA: bool(kinds & {SINGULAR.name, LOG_OF_SOFTMAX.name}),

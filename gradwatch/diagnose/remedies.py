@@ -348,6 +348,10 @@ KNOWN: dict[str, Build] = {
         "invert the mask of {where}",
         "encoder(embedded, src_key_padding_mask=tokens == padding)",
     ),
+    "shift_inputs": _either(
+        "shift the inputs of {where} by one position, or hide the tokens that are to be filled in",
+        "inputs, labels = tokens[:, :-1], tokens[:, 1:]",
+    ),
     "causal_mask": _either(
         "let no position of {where} see the positions after it: pass a causal mask, or use one direction",
         "F.scaled_dot_product_attention(query, key, value, is_causal=True)",

@@ -567,6 +567,13 @@ LOOPS = {
         model=lambda fixed: LastStep(batch_first=fixed),
         batch=lambda step, fixed: ((x := torch.randn(32, 10, 8)), x[:, -2, :4].argmax(1)),
     ),
+    "copied": Loop(
+        kind="target-leakage",
+        cause="labels-as-inputs",
+        remedy="shift_inputs",
+        model=lambda _: NextToken(is_causal=True),
+        batch=lambda step, fixed: walk(1 if fixed else 0),
+    ),
     "leak": Loop(
         kind="target-leakage",
         cause="no-causal-mask",

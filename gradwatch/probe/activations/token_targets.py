@@ -11,10 +11,10 @@ from typing import Any, ClassVar, NamedTuple, final
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from gradwatch.events import TARGETS_AHEAD, TARGETS_VISIBLE, Observation
+from gradwatch.events import TARGETS_AHEAD, TARGETS_COPIED, TARGETS_VISIBLE, Observation
 from gradwatch.probe.activations.attention import FUSED, SOFTMAX, queries_and_keys, sees_next_position
 from gradwatch.probe.activations.saved_hooks import count_uses, saved_tensor
-from gradwatch.probe.graph.graph import Graph, Node
+from gradwatch.probe.graph.graph import Graph, Node, operation
 from gradwatch.probe.inert_hook import inert_hook, remove_hooks
 from gradwatch.probe.nested import has_plain_values, tensors_of
 from gradwatch.probe.parameters import Models, named_modules
@@ -41,16 +41,48 @@ MAX_ATTENTIONS = 4
 """Maximum number of attentions to read, the nearest to the inputs: what one sees, all later ones may use."""
 
 
+BY_POSITION = frozenset(
+    {
+        "Add",
+        "Addmm",
+        "Clone",
+        "Contiguous",
+        "Div",
+        "Gelu",
+        "LogSoftmax",
+        "Mm",
+        "Mul",
+        "NativeDropout",
+        "NativeLayerNorm",
+        "Permute",
+        "Relu",
+        "ReshapeAlias",
+        "Silu",
+        "Sub",
+        "Tanh",
+        "ToCopy",
+        "Transpose",
+        "UnsafeView",
+        "View",
+    }
+)
+"""Operations that do not mix positions, as in the residual stream of a transformer and its head."""
+
+
 class Lookup(NamedTuple):
     """Tokens that a model looked up.
 
     Args:
         tokens_BT: The tokens.
         layer: Name of the layer through which a position sees the token after it, or None.
+        table: Name of the embedding, or None.
+        has_own_path: Whether each position gets its own token by operations on single positions.
     """
 
     tokens_BT: Tensor
     layer: str | None
+    table: str | None
+    has_own_path: bool
 
 
 class Shift(NamedTuple):
@@ -148,7 +180,7 @@ class TokenTargets:
         pairs = [(lookup, shift_of(labels, lookup.tokens_BT)) for lookup in lookups for labels in all_labels]
         shifts = {shift.positions: shift for _, shift in pairs if shift}
         layers = [lookup.layer for lookup, shift in pairs if shift and shift.positions == 1 and lookup.layer]
-        # several heads may predict several tokens; tokens at their own place are the input of an encoder
+        # several heads may predict several tokens
         if layers and len(shifts) == 1:
             self.is_over = True
             yield TARGETS_VISIBLE.observe(layers[0], values={"labels": shifts[1].labels})
@@ -156,13 +188,31 @@ class TokenTargets:
             self.is_over = True
             ahead = shifts[min(shifts)]
             yield TARGETS_AHEAD.observe(values={"ahead": ahead.positions, "labels": ahead.labels})
+        elif shifts.keys() == {0} and (own := self._copied(pairs)):
+            self.is_over = True
+            yield TARGETS_COPIED.observe(own.table, values={"labels": shifts[0].labels})
+
+    def _copied(self, pairs: list[tuple[Lookup, Shift | None]]) -> Lookup | None:
+        """Return tokens that can be copied to the labels in their places, or None.
+
+        An autoencoder has such labels, but no way around its code. A decoder must not get them beside other tokens.
+        """
+        own = [lookup for lookup, shift in pairs if shift]
+        others = [lookup for lookup, shift in pairs if not shift]
+        return next((lookup for lookup in own if lookup.has_own_path or others), None)
 
     def _find_lookups(self, graph: Graph) -> Iterator[Lookup]:
         for node in graph.of("Embedding"):
             tokens = saved_tensor(node, "indices", self._since)
             # a lookup of positions is the same in all sequences
             if tokens is not None and tokens.ndim == 2 and not bool((tokens == tokens[:1]).all()):
-                yield Lookup(tokens, self._layer_that_sees_next(graph, node, positions=tokens.shape[1]))
+                table = graph.parameter(node)
+                yield Lookup(
+                    tokens,
+                    self._layer_that_sees_next(graph, node, positions=tokens.shape[1]),
+                    self._owners.get(table) if table is not None else None,
+                    _has_own_path(graph, node),
+                )
 
     def _layer_that_sees_next(self, graph: Graph, lookup: Node, *, positions: int) -> str | None:
         """Return the layer through which a position sees the token after it, or None."""
@@ -194,6 +244,21 @@ class TokenTargets:
             if counts.any() and bool(((scores < 0).sum(dim)[counts] == 1).all()):
                 self._labels.append(scores.argmin(dim).where(counts, -1))
                 return
+
+
+def _has_own_path(graph: Graph, lookup: Node) -> bool:
+    """Return whether an output depends on a lookup by operations that keep each position apart."""
+    waiting, seen = graph.users(lookup), {lookup}
+    outputs = set(graph.outputs)
+    while waiting:
+        node = waiting.pop()
+        if node in seen or operation(node) not in BY_POSITION:
+            continue
+        if node in outputs:
+            return True
+        seen.add(node)
+        waiting += graph.users(node)
+    return False
 
 
 def shift_of(labels: Tensor, tokens_BT: Tensor) -> Shift | None:

@@ -69,6 +69,7 @@ class Graph:
         max_nodes: Maximum number of nodes to visit; None for `MAX_NODES`.
 
     Attributes:
+        outputs: The nodes of the outputs.
         nodes: The visited nodes, nearest to the outputs first.
         is_complete: Whether every node was visited.
     """
@@ -80,7 +81,8 @@ class Graph:
         self._by_operation: dict[str, list[Node]] = {}
         self._users: dict[Node, list[Node]] = {}
         # several outputs may share a node; a dict keeps their order
-        waiting: deque[Node] = deque(dict.fromkeys(output.grad_fn for output in outputs))
+        self.outputs: list[Node] = list(dict.fromkeys(output.grad_fn for output in outputs))
+        waiting: deque[Node] = deque(self.outputs)
         seen: set[Node] = set(waiting)
         while waiting and len(self.nodes) < limit:
             node = waiting.popleft()

@@ -2,6 +2,8 @@
 
 # B = sequences, T = positions, V = vocabulary, H = heads
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import gradwatch
-from gradwatch.events import TARGETS_AHEAD, TARGETS_VISIBLE
+from gradwatch.events import TARGETS_AHEAD, TARGETS_COPIED, TARGETS_VISIBLE
 from gradwatch.probe.activations.token_targets import MAX_READS, TokenTargets, shift_of
 
 B, T, V, WIDTH, H = 8, 24, 30, 32, 4
@@ -178,8 +180,44 @@ def test_an_encoder_and_a_cross_attention_may_see_all_tokens():
     assert not events_of(Translator(), loss_of)
 
 
-def test_tokens_that_are_copied_in_their_place_are_the_task_of_an_encoder():
-    assert not events_of(Model(Attention("function", mask=None)), lambda *both: of_scores(*both, shift=0))
+def of_copies(model, tokens):
+    return of_scores(model, tokens, shift=0)
+
+
+class Pool(nn.Module):
+    """A code of a whole sequence, from which each position is to be restored."""
+
+    def forward(self, x):
+        return x.mean(1, keepdim=True) + torch.linspace(-1, 1, x.shape[1])[:, None]
+
+
+def test_tokens_that_reach_their_own_labels_are_told():
+    assert events_of(Model(Attention("function", mask=None)), of_copies) == [(TARGETS_COPIED.name, "embed", 0)]
+
+
+def test_tokens_that_are_restored_from_a_code_are_the_task_of_an_autoencoder():
+    assert not events_of(Model(Pool()), of_copies)
+
+
+def test_a_decoder_that_gets_its_labels_is_told_with_its_embedding():
+    class Decoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.source, self.target = nn.Embedding(V, WIDTH), nn.Embedding(V, WIDTH)
+            self.encode = nn.GRU(WIDTH, WIDTH, batch_first=True)
+            self.decode, self.head = nn.GRU(WIDTH, WIDTH, batch_first=True), nn.Linear(WIDTH, V)
+
+        def forward(self, both):
+            state = self.encode(self.source(both[0]))[1]
+            return self.head(self.decode(self.target(both[1]), state)[0])
+
+    def loss_of(model, tokens, *, shift):
+        labels = tokens.flip(1)
+        scores = model((tokens[:, :T], labels[:, :T]))
+        return F.cross_entropy(scores.flatten(0, 1), labels[:, shift : shift + T].flatten())
+
+    assert events_of(Decoder(), partial(loss_of, shift=0)) == [(TARGETS_COPIED.name, "target", 0)]
+    assert not events_of(Decoder(), partial(loss_of, shift=1))
 
 
 def test_hidden_tokens_are_learned_from_both_sides():
