@@ -1,4 +1,4 @@
-"""Read paths as users write them: the only place that expands `~`."""
+"""Expand `~` in the paths that users write, which only this module does, and name the config file of a run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import os
 from pathlib import Path
 
 from gradwatch.errors import GradwatchError
+
+RUN_CONFIG = "config.yaml"
+"""File of a run directory that only a training from a config has."""
 
 
 def user_path(path: str | os.PathLike[str]) -> Path:

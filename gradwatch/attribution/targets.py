@@ -25,6 +25,7 @@ from gradwatch.config.sections.root import Config
 from gradwatch.data import Splits
 from gradwatch.errors import GradwatchError, RunError
 from gradwatch.history.disk import atomic
+from gradwatch.paths import RUN_CONFIG
 from gradwatch.render.report.attributions import NAME, attributions_page
 from gradwatch.render.report.map_cards import MapCard, MapCards, png_text
 from gradwatch.replay.restore.restored_session import isolated_process
@@ -129,12 +130,12 @@ def attribute_samples(
     if not target.is_dir():
         with _training(load_config(target, overrides, is_new=True)) as (training, splits):
             return _attribute(training, splits, f"{target}, untrained", method=method, sample=sample, worst=worst)
-    if not (target / "config.yaml").is_file():
+    if not (target / RUN_CONFIG).is_file():
         raise RunError(f"{target}: not a run of `gradwatch train`: it has no config.yaml")
     if not checkpoint.steps(target / "checkpoints"):
         raise RunError(f"{target}: it has no checkpoint, expected one with the weights to explain; train on")
     step, state = checkpoint.load(target / "checkpoints")
-    with _training(load_config(target / "config.yaml")) as (training, splits):
+    with _training(load_config(target / RUN_CONFIG)) as (training, splits):
         training.load(state)
         return _attribute(training, splits, f"{target.name} at step {step}", method=method, sample=sample, worst=worst)
 

@@ -9,6 +9,7 @@ import typer
 
 from gradwatch.cli.options import FINDINGS, THRESHOLDS, FailOn, FormatOption, exit_code
 from gradwatch.cli.output.console import output, write
+from gradwatch.paths import RUN_CONFIG
 
 if TYPE_CHECKING:
     from gradwatch.history.compare import Comparison
@@ -86,4 +87,4 @@ def _config(run: Path) -> dict[str, Any]:
     from gradwatch.config.yaml_document import read
 
     # an older run may have `normalisation` where a newer one has `normalization`
-    return american_keys(read(run / "config.yaml").data) if (run / "config.yaml").is_file() else {}
+    return american_keys(read(run / RUN_CONFIG).data) if (run / RUN_CONFIG).is_file() else {}

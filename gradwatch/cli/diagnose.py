@@ -20,6 +20,7 @@ from gradwatch.cli.options import (
 from gradwatch.cli.output.console import output, print_message, write
 from gradwatch.cli.output.progress import progress_line
 from gradwatch.cli.output.verify_run import VerifyOptions, verify_run
+from gradwatch.paths import RUN_CONFIG
 
 if TYPE_CHECKING:
     from gradwatch.history.ending import Ending
@@ -213,7 +214,7 @@ def _way_on(run: Path, ending: Ending) -> str:
 
 def _restart(run: Path) -> str:
     """Return what to do about a run without a step."""
-    config = run / "config.yaml"
+    config = run / RUN_CONFIG
     again = f"train it again: gradwatch train {config}" if config.is_file() else "call monitor.step(loss) in the loop"
     return f"no step was recorded, so there is nothing to diagnose; {again}"
 
@@ -224,7 +225,7 @@ def _redetected(history: History, run: Path, overrides: list[str]) -> History:
     from gradwatch.detect import detectors
     from gradwatch.pipeline.redetect import redetect
 
-    config = run / "config.yaml"
+    config = run / RUN_CONFIG
     # only the section `detect`: problems in other sections do not matter here
     settings = load_detect(config if config.is_file() else None, overrides)
     return redetect(history, detectors(settings))

@@ -10,6 +10,7 @@ import typer
 
 from gradwatch.cli.options import FINDINGS, STEPS, FormatOption, RunArgument, run_or_newest, step_option
 from gradwatch.cli.output.console import output, write_json
+from gradwatch.paths import RUN_CONFIG
 
 
 def command(
@@ -65,7 +66,7 @@ def command(
     from gradwatch.replay.rerun import rerun
 
     run = run_or_newest(run, command="replay")
-    if rank is not None and not (run / "config.yaml").is_file():
+    if rank is not None and not (run / RUN_CONFIG).is_file():
         run = _part(run, rank)
     done = rerun(run, step=step, until=until)
     # the first bad step of several, else the replayed step

@@ -9,9 +9,9 @@ import typer
 
 from gradwatch.autowatch.launch import Target, launch
 from gradwatch.autowatch.settings import ScriptSettings
+from gradwatch.cli.options import RUNS
 from gradwatch.paths import user_path
 
-RUNS = Path("runs")
 """Folder of new runs, where `gradwatch diagnose` looks for the newest."""
 
 

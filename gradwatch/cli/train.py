@@ -14,6 +14,7 @@ from gradwatch.cli.options import INTERRUPTED, OUTPUT, FailOnOption, SetFileOpti
 from gradwatch.cli.output.console import print_message
 from gradwatch.cli.output.errors import show_notes
 from gradwatch.errors import GradwatchError, OutOfMemoryError, RunError, did_you_mean
+from gradwatch.paths import RUN_CONFIG
 
 if TYPE_CHECKING:
     from gradwatch.config.sections.root import Config
@@ -168,7 +169,7 @@ def _file(config: Path | None, resume: Path | None) -> Path:
     if not resume.is_dir():
         near = did_you_mean(resume.name, [p.name for p in resume.parent.glob("*/")])
         raise RunError(f"--resume: there is no run directory {resume}{near}")
-    file = resume / "config.yaml"
+    file = resume / RUN_CONFIG
     if not file.is_file():
         runs = sorted(p.parent for p in resume.glob("*/config.yaml"))
         inside = f"; it contains runs, the newest is {runs[-1]}" if runs else ""

@@ -13,6 +13,7 @@ from gradwatch.config.sections.base import NamedSection, TargetSection
 from gradwatch.config.sections.root import Config
 from gradwatch.errors import GradwatchError
 from gradwatch.history.store import History
+from gradwatch.paths import RUN_CONFIG
 from gradwatch.render.common.config_patch import flat
 
 SECTIONS = ("model", "data", "loss", "optim", "schedule", "train")
@@ -52,7 +53,7 @@ def default_options(section: NamedSection) -> dict[str, Any]:
 
 def with_settings(history: History, run: Path) -> History:
     """Return the history of a run with the settings of its config, which older runs keep in config.yaml only."""
-    path = run / "config.yaml"
+    path = run / RUN_CONFIG
     if history.info.settings is None and path.is_file():
         try:
             settings = effective_settings(load_config(path))
@@ -64,7 +65,7 @@ def with_settings(history: History, run: Path) -> History:
 
 def changed_settings(run: Path) -> str:
     """Return the settings of a run's config that differ from the defaults, as YAML; empty without a valid config."""
-    path = run / "config.yaml"
+    path = run / RUN_CONFIG
     try:
         return load_config(path).to_yaml(defaults=False) if path.is_file() else ""
     except GradwatchError:  # a target that is gone

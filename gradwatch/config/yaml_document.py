@@ -14,6 +14,7 @@ from gradwatch.config.names.vocabulary import is_same_name
 from gradwatch.config.wording import show
 from gradwatch.config.written import File, Override, Source, find
 from gradwatch.errors import ConfigError, Excerpt, Key, Problem, did_you_mean, dotted
+from gradwatch.paths import RUN_CONFIG
 
 _HINTS = {
     "expected <block end>": "is the indentation of this line right?",
@@ -185,7 +186,7 @@ def read(path: Path) -> Document:
         text = f"there is no such file{near}"
     except IsADirectoryError:
         text = "is a folder, expected a YAML file"
-        if (path / "config.yaml").is_file():
+        if (path / RUN_CONFIG).is_file():
             text += f"; to continue that run: gradwatch train --resume {path}"
     except UnicodeDecodeError:
         text = "is not text in UTF-8, expected a YAML file"

@@ -15,8 +15,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from gradwatch.gradcheck.stepping.step import CheckedStep
+from gradwatch.probe.nested import storage_id
 from gradwatch.probe.place import Place, calling_place
-from gradwatch.replay.locate.module_stack import ModuleStack, storage
+from gradwatch.replay.locate.module_stack import ModuleStack
 
 _ARITHMETIC = (
     "add sub subtract mul multiply div divide true_divide truediv floor_divide floordiv remainder mod fmod pow"
@@ -126,7 +127,7 @@ def _pairs_samples(high: Tensor, low: Tensor, samples: int) -> bool:
         return False
     is_met = samples in high.shape[:missing]
     grows = any(a == 1 and b == samples for a, b in zip(high.shape[missing:], low.shape, strict=True))
-    return is_met and grows and storage(high) != storage(low)
+    return is_met and grows and storage_id(high) != storage_id(low)
 
 
 def crossed_samples(step: CheckedStep) -> list[str]:

@@ -10,6 +10,7 @@ from gradwatch.config.load import load_config
 from gradwatch.errors import RunError
 from gradwatch.gradcheck.options import CheckTarget
 from gradwatch.history.disk.writer import read
+from gradwatch.paths import RUN_CONFIG
 from gradwatch.replay.restore.restored_session import isolated_process
 from gradwatch.replay.restore.restored_step import restore_step
 from gradwatch.train import checkpoint
@@ -49,7 +50,7 @@ def _first_step(target: CheckTarget) -> Iterator[Step]:
 @contextlib.contextmanager
 def _recorded_step(run: Path, step: int | None) -> Iterator[Step]:
     if step is None:
-        if not (run / "config.yaml").is_file():
+        if not (run / RUN_CONFIG).is_file():
             raise RunError(f"{run}: not a run of `gradwatch train`: it has no config.yaml")
         recorded = read(run).step
         step = max((s for s in checkpoint.steps(run / "checkpoints") if s <= recorded), default=0)

@@ -45,3 +45,8 @@ def has_plain_values(tensor: Tensor) -> bool:
     functorch: Any = torch._C._functorch
     is_wrapped = functorch.is_functorch_wrapped_tensor(tensor) or functorch.is_legacy_batchedtensor(tensor)
     return not (is_wrapped or tensor.is_meta or isinstance(tensor, FakeTensor) or is_distributed(tensor))
+
+
+def storage_id(tensor: Tensor) -> int:
+    """Return the identity of a tensor's memory, which its views share."""
+    return int(tensor.untyped_storage()._cdata)

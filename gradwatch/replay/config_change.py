@@ -15,9 +15,8 @@ from gradwatch.config.sections.named import ModelSection
 from gradwatch.config.sections.root import Config
 from gradwatch.config.settings import default_options
 from gradwatch.errors import GradwatchError, RunError
+from gradwatch.paths import RUN_CONFIG
 from gradwatch.records import Remedy
-
-CONFIG = "config.yaml"
 
 
 def config_of(run: Path, patch: Mapping[str, Any] | None = None) -> Config:
@@ -26,7 +25,7 @@ def config_of(run: Path, patch: Mapping[str, Any] | None = None) -> Config:
     Raises:
         GradwatchError: The run directory has no config, or the patch is not valid for it.
     """
-    path = run / CONFIG
+    path = run / RUN_CONFIG
     if not path.is_file():
         raise RunError(
             f"{run}: has no config.yaml (it was made by gradwatch.watch), so its training cannot be repeated"

@@ -16,9 +16,10 @@ from gradwatch.diagnose.rank import diagnose
 from gradwatch.errors import GradwatchError, RunError
 from gradwatch.history.disk import atomic
 from gradwatch.history.store import History
+from gradwatch.paths import RUN_CONFIG
 from gradwatch.records import Diagnosis, Remedy, Severity
 from gradwatch.render.common.config_patch import nested
-from gradwatch.replay.config_change import CONFIG, config_of, is_taken, reverted_settings
+from gradwatch.replay.config_change import config_of, is_taken, reverted_settings
 from gradwatch.replay.trials.runner import TrialRunner
 from gradwatch.replay.trials.trial_run import TrialRun, final_loss
 from gradwatch.replay.verify.result import Verification
@@ -129,7 +130,7 @@ def to_yaml(cure: Cure, *, run: Path, name: str = "cure.yaml") -> str:
     outcome = "healthy" if not cure.left else f"not healthy yet: {', '.join(cure.left)}"
     lines = [
         f"# Fix for {run}: trained {cure.steps:,} steps with it; the run was {outcome}.",
-        f"# Apply it: gradwatch train {run / CONFIG} --set-file {name}",
+        f"# Apply it: gradwatch train {run / RUN_CONFIG} --set-file {name}",
     ]
     ordered = sorted(cure.changes, key=lambda c: len(c.patch))
     reasons = {key: c.text for c in ordered for key in c.patch}

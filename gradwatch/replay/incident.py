@@ -21,7 +21,7 @@ from gradwatch.history.disk.findings import FINDINGS
 from gradwatch.history.disk.header import Header
 from gradwatch.history.disk.ranks import rank_parts
 from gradwatch.incident.writing import FACTS, FOLDER, FORMAT
-from gradwatch.paths import user_path
+from gradwatch.paths import RUN_CONFIG, user_path
 from gradwatch.records import Finding, Lines
 from gradwatch.render.common.format import plural
 from gradwatch.replay.locate.bad_operation import Located
@@ -32,8 +32,6 @@ from gradwatch.state.checkpoint_folder import DamagedError
 from gradwatch.state.rng import preserved_random_state, set_random_state
 from gradwatch.train.step import to_device
 
-CONFIG = "config.yaml"
-"""File of a run directory that only a training from a config has."""
 WRAPPERS = ("module.", "_orig_mod.")
 """Prefixes that DistributedDataParallel and torch.compile add to the names of the model that they wrap."""
 TO_COPY = "allow more memory with record=gradwatch.incident.StepRecord(memory_mb=...), and run the loop again"
@@ -123,7 +121,7 @@ class Incident:
             GradwatchError: The incident has no copy of the model, or is of a training from a config; the model or the
                 step does not fit the incident.
         """
-        if (self._run / CONFIG).is_file():
+        if (self._run / RUN_CONFIG).is_file():
             raise RunError(f"{self.path}: run it again with: gradwatch replay {self._run} --step {self.step}")
         state = self.state()
         if state["snapshot"] is None:
@@ -157,7 +155,7 @@ class Incident:
 
     def __str__(self) -> str:
         way_on = f"gradwatch replay {self._run} --step {self.step}"
-        if not (self._run / CONFIG).is_file():
+        if not (self._run / RUN_CONFIG).is_file():
             way_on = "incident.locate(step, model=model)"
         found = "; ".join(f"{f.severity} {f.kind} ({f.code}): {f.message}" for f in self.findings)
         return f"step {self.step:,} of {self._run}: {found}; run it again: {way_on}"
@@ -184,7 +182,7 @@ def incidents(run: str | os.PathLike[str]) -> Lines[Incident]:
             found.append(Incident.read(path))
         except RunError as error:  # one damaged incident must not hide the others
             warnings.warn(str(error), RuntimeWarning, stacklevel=2)
-    if not found and not Header.read(directory).info.keeps_steps and not (directory / CONFIG).is_file():
+    if not found and not Header.read(directory).info.keeps_steps and not (directory / RUN_CONFIG).is_file():
         raise RunError(
             f"{directory}: no step was saved, because the loop was watched without record=True; call "
             f'gradwatch.watch(model, optimizer, run="{directory}", record=True) and run the loop again'

@@ -19,6 +19,7 @@ from gradwatch.errors import RunError
 from gradwatch.history.compare import ValueDifference, compare_rows, rounding_tolerance
 from gradwatch.history.disk.ranks import part_of
 from gradwatch.history.disk.writer import read
+from gradwatch.paths import RUN_CONFIG
 from gradwatch.probe.batches.batch_hash import hash_batch
 from gradwatch.probe.device.sync import to_float
 from gradwatch.records import Finding
@@ -153,7 +154,7 @@ def rerun(run: Path, *, step: int | None = None, until: int | None = None) -> Re
     asked = [number for number in known if number <= last + 1]
     # otherwise one hash after the requested steps, which covers their updates too
     ends = [] if last + 1 in known else [number for number in known if number > last][:1]
-    config = load_config(run / "config.yaml")
+    config = load_config(run / RUN_CONFIG)
     tolerance = rounding_tolerance(config.train.precision) if source.world_size > 1 else 0.0
     with restored_session(source, config) as session:
         ranks = ranks_in_turn(session, source)

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
+from gradwatch.probe.nested import storage_id
+
 HOST_IS_DEVICE = ("cpu", "mps")
 """Devices that compute in host memory, where there is nothing to move."""
 
@@ -28,16 +30,12 @@ def except_weights(
     model: nn.Module, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]
 ) -> saved_tensors_hooks:
     """Return a context that packs each saved tensor, except those in the storage of a weight."""
-    weights = {_storage(parameter) for parameter in model.parameters()}
+    weights = {storage_id(parameter) for parameter in model.parameters()}
 
     def pack_others(tensor: Tensor) -> Any:
-        return tensor if _storage(tensor) in weights else pack(tensor)
+        return tensor if storage_id(tensor) in weights else pack(tensor)
 
     def unpack_others(packed: Any) -> Tensor:
         return packed if isinstance(packed, Tensor) else unpack(packed)
 
     return saved_tensors_hooks(pack_others, unpack_others)
-
-
-def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)

@@ -21,6 +21,7 @@ from gradwatch.errors import GradwatchError, RunError
 from gradwatch.events import MEMORY_PLANNED
 from gradwatch.history.ending import Ending, Kind
 from gradwatch.history.store import History
+from gradwatch.paths import RUN_CONFIG
 from gradwatch.records import Diagnosis
 from gradwatch.render import LogFormat
 from gradwatch.train import early_stop, resume_check
@@ -124,7 +125,7 @@ def _shared_directory(config: Config, ranks: Ranks | None, *, made: Path | None)
     """Return the run directory that rank 0 creates, or the one that is made, with the config in it."""
     if made:
         if is_first(ranks):
-            (made / "config.yaml").write_text(config.to_yaml())  # a budget in it is settled by now
+            (made / RUN_CONFIG).write_text(config.to_yaml())  # a budget in it is settled by now
         return made
     if ranks is None:
         return new_directory(config)
@@ -138,7 +139,7 @@ def new_directory(config: Config) -> Path:
         directory = config.run.out / f"{config.run.name}-{stamp}{suffix}"
         try:
             directory.mkdir(parents=True)
-            (directory / "config.yaml").write_text(config.to_yaml())
+            (directory / RUN_CONFIG).write_text(config.to_yaml())
         except FileExistsError:
             continue  # two runs of one name within a second
         except OSError as error:

@@ -9,13 +9,13 @@ from gradwatch.config.load import load_config
 from gradwatch.config.sections.root import Config
 from gradwatch.errors import RunError
 from gradwatch.history.disk import atomic
+from gradwatch.paths import RUN_CONFIG
 from gradwatch.render.common.config_patch import flat
 
 KEPT = ("run.seed", "model", "data", "loss", "optim", "schedule", "watch.enabled")
 """Parts of the config that the checkpoint, the order of the data or the recorded layers depend on."""
 # exceptions within KEPT: they change neither the batches nor their order
 FREE = ("data.workers", "data.pin_memory", "data.eval_batch_size")
-CONFIG = "config.yaml"
 
 
 def check(directory: Path, config: Config) -> Config:
@@ -29,7 +29,7 @@ def check(directory: Path, config: Config) -> Config:
         RunError: A fixed setting differs; the message shows each such setting with both values.
     """
     # loaded again, not compared as text: an older config may spell its settings differently
-    before = load_config(directory / CONFIG)
+    before = load_config(directory / RUN_CONFIG)
     then, now = flat(before.model_dump()), flat(config.model_dump())
     changed = [key for key in then | now if _is_kept(key) and then.get(key) != now.get(key)]
     if changed:
@@ -45,7 +45,7 @@ def check(directory: Path, config: Config) -> Config:
 
 def note(directory: Path, config: Config) -> None:
     """Save the config with which a run continues, so that the next resume needs no overrides."""
-    atomic.replace(directory / CONFIG, config.to_yaml().encode())
+    atomic.replace(directory / RUN_CONFIG, config.to_yaml().encode())
 
 
 def _is_kept(key: str) -> bool:

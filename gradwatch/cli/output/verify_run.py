@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, final
 
 from rich.console import Console
 
+from gradwatch.paths import RUN_CONFIG
+
 if TYPE_CHECKING:
     from gradwatch.history.store import History
     from gradwatch.records import Diagnosis
@@ -121,7 +123,7 @@ def verify_run(
     tried = None
     if options.steps is not None:
         if options.change:
-            new = load_config(run / "config.yaml", changes=[options.change])
+            new = load_config(run / RUN_CONFIG, changes=[options.change])
         elif cure:
             new = config_of(run, cure.patch)
         else:

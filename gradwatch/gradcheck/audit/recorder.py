@@ -17,9 +17,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from gradwatch.gradcheck.audit.events import InputMemory, StepEvent, TensorCopies
 from gradwatch.gradcheck.audit.formulas import has_formula
 from gradwatch.gradcheck.audit.losses import LossCalls
-from gradwatch.gradcheck.stepping.engine import ENGINE, PLACES, is_inner_pass
+from gradwatch.gradcheck.stepping.engine import PLACES, is_inner_pass
 from gradwatch.probe.device.sync import to_float
 from gradwatch.probe.place import calling_place
+from gradwatch.replay.locate.call_site import ENGINE
 
 CLIPS = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_")
 

@@ -13,7 +13,7 @@ from gradwatch.gradcheck.layer.recorder import first_difference, same
 from gradwatch.gradcheck.layer.result import LayerProperty
 from gradwatch.gradcheck.layer.trial import LayerTrial, Pass
 from gradwatch.gradcheck.layer.values import gradients_of
-from gradwatch.replay.locate.module_stack import storage
+from gradwatch.probe.nested import storage_id
 
 DROPOUT = ("native_dropout", "bernoulli_")
 """Operations that dropout is made of."""
@@ -25,7 +25,7 @@ def leaves_input(trial: LayerTrial) -> LayerProperty:
         batch = trial.batch(trial.size)
         given = [t for t in tree_leaves(batch) if isinstance(t, Tensor)]
         before = [t.clone() for t in given]
-        memory = {storage(t): i for i, t in enumerate(given)}
+        memory = {storage_id(t): i for i, t in enumerate(given)}
         done = trial.run(trial.fresh(training=training), batch, lend=True)
         changed = [i for i, t in enumerate(given) if not same(t, before[i])]
         if changed:

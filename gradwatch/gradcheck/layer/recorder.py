@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradwatch.probe.graph.dispatched import changed_arguments
+from gradwatch.probe.nested import storage_id
 from gradwatch.probe.place import NOWHERE, Place
 from gradwatch.replay.locate.call_site import find_call_site, is_user_code
-from gradwatch.replay.locate.module_stack import ModuleStack, storage
+from gradwatch.replay.locate.module_stack import ModuleStack
 
 MAX_KEPT = 2**27
 """Number of values to keep of one pass; the operations after that are compared by their shapes alone."""
@@ -95,7 +96,7 @@ class OpRecorder(TorchDispatchMode):
         changed = changed_arguments(func, args, kwargs)
         results = [*_tensors((out, *changed))]
         operation.shapes = tuple(tuple(t.shape) for t in results)
-        operation.writes = frozenset(storage(t) for t in changed if t.layout == torch.strided)
+        operation.writes = frozenset(storage_id(t) for t in changed if t.layout == torch.strided)
         self._kept += sum(t.numel() for t in results)
         if self._keep and self._kept <= MAX_KEPT:
             operation.results = tuple(t.detach().clone() for t in results)

@@ -12,7 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves, tree_map
 
 from gradwatch.gradcheck.stepping.tensors import is_continuous
-from gradwatch.replay.locate.module_stack import storage
+from gradwatch.probe.nested import storage_id
 
 CLEAN_EVERY = 256
 """Operations between two removals of twins whose tensors are gone."""
@@ -53,15 +53,15 @@ class Shadows:
 
     def twin(self, tensor: Tensor) -> Twin | None:
         """Return the twin of a tensor's memory, or None if it has not been met."""
-        return self._twins.get(storage(tensor)) if tensor.layout == torch.strided else None
+        return self._twins.get(storage_id(tensor)) if tensor.layout == torch.strided else None
 
     def of(self, tensor: Tensor) -> Tensor:
         """Return the twin of a tensor; of one that was not met before, its own values are exact."""
         if tensor.layout != torch.strided or type(tensor) not in (Tensor, torch.nn.Parameter):
             return tensor.to(torch.float64) if tensor.is_floating_point() else tensor
-        twin = self._twins.get(storage(tensor))
+        twin = self._twins.get(storage_id(tensor))
         if twin is None:
-            twin = self._twins[storage(tensor)] = _begun(tensor)
+            twin = self._twins[storage_id(tensor)] = _begun(tensor)
         if twin.base.dtype != _wide(tensor.dtype):  # a view in another format
             return tensor.to(_wide(tensor.dtype))
         found = twin.base.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
@@ -112,11 +112,11 @@ class Shadows:
         for result, twin in zip(results, twins, strict=False):
             # a result in known memory is a view or was written in place, and so was its twin
             if result.layout == torch.strided and self._is_new(result):
-                self._twins.pop(storage(result), None)
+                self._twins.pop(storage_id(result), None)
                 self.of(result).copy_(twin)
 
     def _is_new(self, tensor: Tensor) -> bool:
-        twin = self._twins.get(storage(tensor))
+        twin = self._twins.get(storage_id(tensor))
         return twin is None or twin.memory.expired()
 
     def _adopt(self, results: Sequence[Tensor]) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-ENGINE = "_engine_run_backward"
+from gradwatch.replay.locate.call_site import ENGINE
+
 CREATE_GRAPH = 3
 """Position of its argument `create_graph`."""
 PLACES = tuple(m for m in (torch.autograd, torch.autograd.graph) if hasattr(m, ENGINE))

@@ -20,13 +20,14 @@ from gradwatch.history.disk.findings import FINDINGS, open_findings
 from gradwatch.history.disk.header import NAME, Header
 from gradwatch.history.disk.segments import SUFFIX, Layout
 from gradwatch.history.ending import Ending
+from gradwatch.paths import RUN_CONFIG
 from gradwatch.records import Severity
 
 MAX_DEPTH = 3
 """Number of folder levels that are searched for runs, such as `runs/sweep/first/`."""
 FINAL = ("loss", "val_loss", "val_accuracy")
 """Metrics in a list of runs, each with its newest value."""
-RUN_FILES = ("history", "config.yaml", FINDINGS.name)
+RUN_FILES = ("history", RUN_CONFIG, FINDINGS.name)
 """Other contents of a run directory. A folder with one of them but without a header is a damaged run."""
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gradwatch.pipeline.ranks.samples import KeptSamples
-from gradwatch.probe.batches.batch_hash import tensors
+from gradwatch.probe.batches.batch_hash import GOLDEN_64, MASK_64, signed, tensors
 from gradwatch.probe.device.dtensor import is_distributed
 from gradwatch.probe.device.sync import on_device, to_host
 
@@ -24,8 +24,6 @@ MAX_CALLS = 512
 MAX_VALUES = 64
 """About the maximum number of values that are read of each tensor of a sample, spread evenly over the sample."""
 
-_GOLDEN = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio, as in `batch_hash`
-_MASK = (1 << 64) - 1
 _SHOWN = (1 << 48) - 1
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -88,9 +86,9 @@ def hash_samples(values: Sequence[Tensor]) -> Tensor:
         real = torch.view_as_real(part) if part.is_complex() else part
         bits_NV = real.reshape(len(real), -1).view(_INTEGERS[real.element_size()]).long()
         weights_V = on_device(_weights(bits_NV.shape[1]), bits_NV.device)
-        total_N = total_N * _signed(_GOLDEN) + (bits_NV * weights_V).sum(1)
+        total_N = total_N * signed(GOLDEN_64) + (bits_NV * weights_V).sum(1)
     # mixed, so that the smallest hashes are a fair choice of the samples
-    total_N = (total_N ^ total_N >> 32) * _signed(_GOLDEN)
+    total_N = (total_N ^ total_N >> 32) * signed(GOLDEN_64)
     return (total_N ^ total_N >> 29) & _SHOWN
 
 
@@ -112,12 +110,8 @@ def _weights(num_values: int) -> tuple[int, ...]:
     """Return an odd factor for each value, so that samples with equal values in another order differ."""
     state, factors = 0, []
     for _ in range(num_values):  # splitmix64, https://doi.org/10.1145/2714064.2660195
-        state = state + _GOLDEN & _MASK
-        mixed = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & _MASK
-        mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _MASK
-        factors.append(_signed((mixed ^ mixed >> 31) | 1))
+        state = state + GOLDEN_64 & MASK_64
+        mixed = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & MASK_64
+        mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & MASK_64
+        factors.append(signed((mixed ^ mixed >> 31) | 1))
     return tuple(factors)
-
-
-def _signed(number: int) -> int:
-    return number - (1 << 64) if number >> 63 else number

@@ -14,8 +14,8 @@ from gradwatch.probe.device import backend as kernels
 from gradwatch.probe.device import sync
 from gradwatch.probe.device.torch_reduce import stored_values
 
-_MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio: spreads consecutive positions over all bits
+MASK_64 = (1 << 64) - 1
+GOLDEN_64 = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio: spreads consecutive positions over all bits
 _HALF_MASK = 0xFFFFFFFF
 _DEPTH = 16  # levels of nesting that are read: lists may refer to each other in circles
 _PROGRAM = (ModuleType, type, FunctionType, MethodType, torch.nn.Module, torch.optim.Optimizer)  # no data of a batch
@@ -71,9 +71,9 @@ def joined(parts: Sequence[int]) -> int:
     # the extension computes the same in `hash_part` and `read_batch` of csrc/batch_hash.h
     total = len(parts)
     for part in parts:
-        total = (total ^ total >> 29) * _GOLDEN + (part & _MASK) & _MASK
-    total = (total ^ total >> 32) * _GOLDEN & _MASK
-    return (total ^ total >> 29) * _GOLDEN >> 16 & 0xFFFF_FFFF_FFFF
+        total = (total ^ total >> 29) * GOLDEN_64 + (part & MASK_64) & MASK_64
+    total = (total ^ total >> 32) * GOLDEN_64 & MASK_64
+    return (total ^ total >> 29) * GOLDEN_64 >> 16 & 0xFFFF_FFFF_FFFF
 
 
 def finite_flag(inputs: Any, device: torch.device) -> torch.Tensor | None:
@@ -141,19 +141,19 @@ def _checksum(tensor: torch.Tensor) -> torch.Tensor:
     words = data.view(torch.int64)
     total = None
     if words.is_cuda:
-        total = kernels.attempt_triton(lambda triton: triton.sum_words(words, golden=_signed(_GOLDEN)))
-    return (_sum_words(words) if total is None else total) + _signed(num_bytes * _GOLDEN & _MASK)
+        total = kernels.attempt_triton(lambda triton: triton.sum_words(words, golden=signed(GOLDEN_64)))
+    return (_sum_words(words) if total is None else total) + signed(num_bytes * GOLDEN_64 & MASK_64)
 
 
 def _sum_words(words: torch.Tensor) -> torch.Tensor:
     """Return the sum of 64-bit words, keyed by their positions, by torch operations."""
     positions = torch.arange(1, words.numel() + 1, dtype=torch.int64, device=words.device)
-    keyed = words ^ (positions * _signed(_GOLDEN))
+    keyed = words ^ (positions * signed(GOLDEN_64))
     products = (keyed & _HALF_MASK) * ((keyed >> 32) & _HALF_MASK)
     return (products + words).sum()
 
 
-def _signed(number: int) -> int:
+def signed(number: int) -> int:
     """Return the int64 that has the same bits as a number below 2^64."""
     return number - (1 << 64) if number >> 63 else number
 

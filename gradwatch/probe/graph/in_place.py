@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradwatch.probe.graph.dispatched import changed_arguments, uncompiled
+from gradwatch.probe.nested import storage_id
 from gradwatch.probe.place import Place, calling_place
 
 IN_PLACE = "modified by an inplace operation"  # torch raises a plain RuntimeError; its text is the only mark
@@ -106,7 +107,7 @@ class _Recorder(TorchDispatchMode):
         changed = [tensor for tensor in changed_arguments(func, args, kwargs) if tensor.layout == torch.strided]
         if changed:
             write = _Write(self._number, func.overloadpacket.__name__.strip("_"), calling_place())
-            for storage in {_storage(tensor) for tensor in changed}:
+            for storage in {storage_id(tensor) for tensor in changed}:
                 self._writes.setdefault(storage, []).append(write)
         if self._number % KEPT_OPERATIONS == 0:
             self._forget_before(self._number - KEPT_OPERATIONS)
@@ -125,7 +126,7 @@ class _Recorder(TorchDispatchMode):
         """
         if saved.tensor._version == saved.version:
             return saved.tensor
-        writes = self._writes.get(_storage(saved.tensor), ()) if saved.tensor.layout == torch.strided else ()
+        writes = self._writes.get(storage_id(saved.tensor), ()) if saved.tensor.layout == torch.strided else ()
         self.conflict = _Conflict(saved, next((w for w in writes if w.number > saved.number), None))
         if not self._raises:
             raise _ConflictError
@@ -136,10 +137,6 @@ class _Recorder(TorchDispatchMode):
     def _forget_before(self, number: int) -> None:
         later = {storage: [w for w in writes if w.number > number] for storage, writes in self._writes.items()}
         self._writes = {storage: writes for storage, writes in later.items() if writes}
-
-
-def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _at(place: Place) -> str:

@@ -10,6 +10,7 @@ from typing import final
 from gradwatch.diagnose.confirmation import rerun_code
 from gradwatch.events import BATCH_LEFT_OUT, INCIDENT, LEFT_OUT, NOT_RECORDED, REWIND, UNREAD
 from gradwatch.history.store import History
+from gradwatch.paths import RUN_CONFIG
 from gradwatch.records import Event, Severity
 
 LABELS = {
@@ -76,7 +77,7 @@ def replay(event: Event, history: History, *, run: Path | None) -> str:
     if event.kind != INCIDENT.name or run is None:
         return ""
     # without a config, `gradwatch replay` cannot build the model: only `gradwatch train` saves one
-    if not (run / "config.yaml").is_file():
+    if not (run / RUN_CONFIG).is_file():
         return rerun_code(history, event.step) if history.directory else ""
     return f"gradwatch replay {run} --step {event.step}"
 

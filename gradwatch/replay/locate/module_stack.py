@@ -10,6 +10,7 @@ from torch.nn.modules import module as hooks
 from torch.utils._pytree import tree_leaves
 
 from gradwatch.probe.inert_hook import remove_hooks
+from gradwatch.probe.nested import storage_id
 from gradwatch.probe.parameters import without_wrappers
 from gradwatch.replay.locate.records import Origin
 
@@ -56,7 +57,7 @@ class ModuleStack:
     def name(self, tensor: Tensor, name: str, origin: Origin) -> None:
         """Name a tensor that exists before the step."""
         # the first name stays, for example of a tied weight
-        self.leaves.setdefault(storage(tensor), (name, origin))
+        self.leaves.setdefault(storage_id(tensor), (name, origin))
 
     def restore(self) -> None:
         """Restore the buffers of all roots in place, and their gradients."""
@@ -103,8 +104,3 @@ class ModuleStack:
         for name, buffer in root.named_buffers():
             self.name(buffer, prefix + without_wrappers(name), "buffer")
             self._buffers.append((buffer, buffer.clone()))
-
-
-def storage(tensor: Tensor) -> int:
-    """Return the identity of a tensor's memory, which its views share."""
-    return int(tensor.untyped_storage()._cdata)

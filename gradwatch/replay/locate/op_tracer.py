@@ -15,7 +15,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from gradwatch.probe.device.sync import to_host
 from gradwatch.probe.graph.dispatched import changed_arguments
-from gradwatch.replay.locate.module_stack import ModuleStack, storage
+from gradwatch.probe.nested import storage_id
+from gradwatch.replay.locate.module_stack import ModuleStack
 from gradwatch.replay.locate.nan_origin import is_on_purpose
 from gradwatch.replay.locate.operation_log import OperationLog
 from gradwatch.replay.locate.records import Value
@@ -62,9 +63,9 @@ class OpTracer(TorchDispatchMode):
         changed = changed_arguments(func, args, kwargs)
         # an in-place operation returns its argument, which must not count twice
         returned = [t for t in tree_leaves(out) if isinstance(t, Tensor) and all(t is not c for c in changed)]
-        before = {storage(t) for t in given}
+        before = {storage_id(t) for t in given}
         # a view computes nothing, so the values keep the operation that wrote them
-        is_view = not changed and all(storage(t) in before for t in returned)
+        is_view = not changed and all(storage_id(t) in before for t in returned)
         if not is_view and operation.name not in UNWRITTEN:
             operation.outputs = tuple(self._wrote(t, operation.index) for t in (*returned, *changed))
             scalars = [a for a in tree_leaves((args, kwargs)) if isinstance(a, float)]
@@ -82,7 +83,7 @@ class OpTracer(TorchDispatchMode):
         shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
         if tensor.layout != torch.strided or tensor.device.type == "meta" or not tensor.numel():
             return Value(shape=shape, dtype=dtype, low=math.nan, high=math.nan)
-        memory = storage(tensor)
+        memory = storage_id(tensor)
         low, high, bad, nans, negative_only = self._range(tensor, memory)
         source = self._source(memory, bad > 0) if source is None else source
         name, origin = self._modules.leaves.get(memory, ("", "constant")) if source is None else ("", None)
@@ -106,7 +107,7 @@ class OpTracer(TorchDispatchMode):
     def _wrote(self, tensor: Tensor, index: int) -> Value:
         """Register that an operation wrote a tensor, and describe the tensor."""
         if tensor.layout == torch.strided:  # other layouts have no single storage
-            memory = storage(tensor)
+            memory = storage_id(tensor)
             self._held.setdefault(memory, StorageWeakRef(tensor.untyped_storage()))
             self._written.setdefault(memory, []).append(index)
         return self.value(tensor, source=index)

@@ -8,8 +8,9 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from gradwatch.probe.nested import storage_id
 from gradwatch.replay.locate.call_site import find_call_site
-from gradwatch.replay.locate.module_stack import ModuleStack, storage
+from gradwatch.replay.locate.module_stack import ModuleStack
 from gradwatch.replay.locate.records import Operation
 
 
@@ -72,7 +73,7 @@ class OperationLog:
         if isinstance(leaf := getattr(node, "variable", None), Tensor):
             grad = leaf.grad
             self._grads.setdefault(id(leaf), (leaf, grad, None if grad is None else grad.clone()))
-            operation.leaf, _ = self._modules.leaves.get(storage(leaf), ("a tensor", "constant"))
+            operation.leaf, _ = self._modules.leaves.get(storage_id(leaf), ("a tensor", "constant"))
         return operation
 
     def _module_of(self, name: str, place: object) -> tuple[str, str]:

@@ -10,6 +10,7 @@ from typing import Any, final
 
 from gradwatch.config.load import load_config
 from gradwatch.errors import RunError
+from gradwatch.paths import RUN_CONFIG
 from gradwatch.replay.restore.ranks_in_turn import RanksInTurn
 from gradwatch.replay.restore.restored_session import ranks_in_turn, restored_session, run_until
 from gradwatch.replay.restore.start_state import find_start_state
@@ -35,7 +36,7 @@ def restore_step(run: Path, step: int, *, of_ranks: bool = False) -> Iterator[Re
         RunError: The run or the step does not exist, or the replay ended before the step.
     """
     source = find_start_state(run, step, of_ranks=of_ranks)
-    with restored_session(source, load_config(run / "config.yaml")) as session:
+    with restored_session(source, load_config(run / RUN_CONFIG)) as session:
         ranks = ranks_in_turn(session, source)
         run_until(session, source.step)
         if session.progress.step != source.step:

@@ -14,6 +14,7 @@ from gradwatch.history.disk.ranks import rank_parts
 from gradwatch.history.disk.writer import read
 from gradwatch.history.store import History
 from gradwatch.incident import warrants_incident
+from gradwatch.paths import RUN_CONFIG
 from gradwatch.replay.incident import Incident, incidents
 from gradwatch.train import checkpoint
 from gradwatch.train.data_position import Identity
@@ -64,7 +65,7 @@ def find_start_state(run: Path, step: int | None = None, *, of_ranks: bool = Fal
     Raises:
         RunError: The run or the step does not exist, or no step is given and the run has no incident.
     """
-    if not (run / "config.yaml").is_file():
+    if not (run / RUN_CONFIG).is_file():
         raise RunError(
             f"{run}: not a run of `gradwatch train` (no config.yaml), and only such a run can be replayed "
             f"from its directory; {_own_way(run, step)}"
