@@ -319,6 +319,12 @@ WEIGHTS_MOVED = EventKind(
     values={"first": "index of the first parameter", "last": "index of the last parameter"},
     text="{weights} changed although no monitored optimizer holds it",
 )
+WEIGHTS_STILL = EventKind(
+    name="weights-still",
+    meaning="Nothing has moved the weights that the monitored optimizers hold since the start.",
+    values={"steps": "steps"},
+    text="no weight has changed in {steps:.0f} steps",
+)
 WEIGHTS_ALIKE = EventKind(
     name="weights-alike",
     meaning="All initial elements of adjacent weight matrices are equal.",

@@ -35,6 +35,7 @@ from gradwatch.events import (
     TARGETS_COPIED,
     TARGETS_UNREACHABLE,
     UNREGISTERED,
+    WEIGHTS_STILL,
 )
 from gradwatch.history.store import History
 from gradwatch.records import Finding
@@ -207,6 +208,7 @@ def _of_events(history: History, leading: Finding) -> dict[Condition, bool]:
         Condition.BROADCAST: BROADCAST.name in kinds,
         Condition.SEQUENCE_AXIS: SEQUENCE_AXIS.name in kinds,
         Condition.TARGETS_AHEAD: TARGETS_AHEAD.name in kinds,
+        Condition.NEVER_STEPPED: WEIGHTS_STILL.name in kinds,
         Condition.TARGETS_COPIED: TARGETS_COPIED.name in kinds,
         Condition.PADDING_READ: "padding.fall_decades" in {q.key for f in history.findings for q in f.evidence},
         Condition.PADDING_ATTENDED: PADDING_ATTENDED.name in kinds,

@@ -34,6 +34,7 @@ class Loop:
     )
     steps: int = 60
     clears: Callable[[bool], bool] = lambda fixed: True
+    updates: Callable[[bool], bool] = lambda fixed: True
     batch: Callable[[int, bool], tuple[torch.Tensor, torch.Tensor]] | None = None
     held_out: Callable[[nn.Module], torch.Tensor] | None = None
     is_code: bool = False
@@ -68,7 +69,8 @@ def run(case, *, code="", fixed=False):
             loss.backward()
             if is_each and "backward" not in code:
                 exec(code, scope)
-            optimizer.step()
+            if case.updates(fixed):
+                optimizer.step()
             is_validated = case.held_out and step % VALIDATION_STEPS == VALIDATION_STEPS - 1
             monitor.step(loss, batch=x, val_loss=validate(case, model) if is_validated else None)
     return monitor
@@ -566,6 +568,13 @@ LOOPS = {
         remedy="batch_first",
         model=lambda fixed: LastStep(batch_first=fixed),
         batch=lambda step, fixed: ((x := torch.randn(32, 10, 8)), x[:, -2, :4].argmax(1)),
+    ),
+    "still": Loop(
+        kind="not-optimized",
+        cause="no-step",
+        remedy="call_step",
+        model=lambda _: mlp(),
+        updates=bool,
     ),
     "copied": Loop(
         kind="target-leakage",

@@ -26,11 +26,16 @@ from gradwatch.detect.updates.not_optimized_rules.examples import (
     make_stopped,
     make_stuck,
     make_thawed,
+    make_uncalled,
     make_unmoved,
     make_used_up,
 )
 from gradwatch.detect.updates.not_optimized_rules.recovered import find_recovery
-from gradwatch.detect.updates.not_optimized_rules.stuck import find_missing_updates, find_unchanged_parameters
+from gradwatch.detect.updates.not_optimized_rules.stuck import (
+    find_missing_updates,
+    find_uncalled_optimizers,
+    find_unchanged_parameters,
+)
 from gradwatch.detect.updates.not_optimized_rules.unowned import (
     find_nothing_to_train,
     find_unfrozen_parameters,
@@ -78,7 +83,7 @@ class NotOptimized:
     an optimizer holds no parameter, or no parameter of the model requires a gradient. (7) A parameter joins the model
     after `watch`, or takes the place of one, and no optimizer holds it. (8) The loss reaches tensors that no watched
     model and no optimizer holds, such as class centers or loss weights. They do not move, and nothing clears their
-    gradient (info).
+    gradient (info). (9) No optimizer has made a step in the first 40, there are gradients, and no weight has moved.
 
     Exceptions to the rules: a backbone may be left out on purpose without freezing it. Fine-tuning a head looks like
     this: the tensors come first in the model, and an optimizer holds everything after them. That is reported as info,
@@ -120,6 +125,7 @@ class NotOptimized:
         """Yield a finding for each module that is not optimized."""
         yield from find_nothing_to_train(self, history)
         yield from find_unregistered_tensors(self, history)
+        yield from find_uncalled_optimizers(self, history)
         structure = structure_of(history)
         ratio_L = history.param.newest("update.ratio")  # nan where updates were not measured
         largest = np.fmax.reduce(ratio_L, initial=np.nan)  # ignores nan
@@ -182,6 +188,8 @@ class NotOptimized:
         yield Example("a loop moves all by hand, between two steps", make_moved(0, 11))
         yield Example("so is what an optimizer holds, and does not move", make_stuck(4, moves=True))
         yield Example("one of two is moved so, and the other never", make_moved(11, 11, 5, 11), ("layers.5.weight",))
+        yield Example("optimizer.step is never called", make_uncalled(), (None,))
+        yield Example("a gradient scaler skips all updates", make_uncalled(loss_scale=1024.0))
         idle = Synthetic(steps=40)
         idle.update_factor_TL[:] = 0
         yield Example("the step of the optimizer changes nothing", idle.history(), (None,))

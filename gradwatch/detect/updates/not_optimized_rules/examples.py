@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from gradwatch.events import EMPTY_GROUP, UNHELD_KEPT, WEIGHTS_MOVED, EventKind
+from gradwatch.events import EMPTY_GROUP, UNHELD_KEPT, WEIGHTS_MOVED, WEIGHTS_STILL, EventKind
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
+from gradwatch.history.synthetic.edit import with_statistic
 
 
 def make_left_out(*layers: int, moves: bool) -> History:
@@ -110,6 +111,13 @@ def make_stopped(*, at: float, has_left: bool = False, left: float = 1.0) -> His
     if has_left:
         made.grad_l2_TL[20:, 4] = made.grad_l2_TL[19, 4]
     return made.history()
+
+
+def make_uncalled(*, loss_scale: float = math.nan) -> History:
+    """Return a run without a step of the optimizer, perhaps since a scaler skips each."""
+    made = Synthetic(steps=60).add_event(WEIGHTS_STILL, step=40, values={"steps": 41.0})
+    made.update_factor_TL[:] = np.nan
+    return with_statistic(with_statistic(made.history(), "skipped", 1.0), "loss_scale", loss_scale, missing=True)
 
 
 def make_unmoved(*, rate: float = 1e-3) -> History:

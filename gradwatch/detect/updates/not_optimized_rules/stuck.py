@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect.features.consequences import severity_after
+from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import HasCode, finding_of
 from gradwatch.detect.features.recovery import tensors_of
 from gradwatch.detect.features.structure import structure_of
@@ -20,6 +22,7 @@ from gradwatch.detect.updates.not_optimized_rules.measurements import (
     is_round,
     measured_updates,
 )
+from gradwatch.events import WEIGHTS_STILL
 from gradwatch.history.store import Floats, History
 from gradwatch.records import Finding, Quantity, Severity
 
@@ -78,6 +81,24 @@ def find_missing_updates(detector: HasCode, history: History, *, samples: int) -
             Quantity(key="grad_norm.before_clip", value=float(history.run.newest("grad_norm.before_clip")[0])),
             severity=Severity.CRITICAL,
         )
+
+
+def find_uncalled_optimizers(detector: HasCode, history: History) -> Iterator[Finding]:
+    """Yield the run if no optimizer has made a step, and nothing else has moved a weight, though it has a gradient."""
+    for event in events_of(history, WEIGHTS_STILL):
+        norm, scale = (float(history.run.newest(name)[0]) for name in ("grad_norm.before_clip", "loss_scale"))
+        # a gradient scaler skips updates whose gradients overflow; without one, the scale is 1
+        has_scaler = history.info.loss_scaling or not (scale == 1 or math.isnan(scale))
+        if (history["skipped"] == 1).all() and norm > 0 and math.isfinite(norm) and not has_scaler:
+            yield finding_of(
+                detector,
+                history,
+                f"no optimizer has made a step: {event.text}",
+                Quantity(key="update.ratio.largest", label="largest update.ratio", value=0.0),
+                Quantity(key="grad_norm.before_clip", value=norm),
+                onset=int(history.steps("skipped")[0]),
+                severity=Severity.CRITICAL,
+            )
 
 
 def _others_move(history: History, ratio_TL: Floats, least: float) -> bool:
