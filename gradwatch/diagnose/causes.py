@@ -769,9 +769,24 @@ CAUSES: tuple[Cause, ...] = (
         source="PyTorch, https://pytorch.org/tutorials/recipes/recipes/zeroing_out_gradients.html",
     ),
     Cause(
+        id="empty-inputs",
+        name="inputs without content",
+        leads={"constant-batch": 20},
+        explains={"no-gradient": 5, "dead-layer": 5, "loss-plateau": 5},
+        requires=frozenset({Condition.EQUAL_SAMPLES}),
+        because=(
+            "Something between the files and the model removes what is in them: a division of integers, a second "
+            "normalization, a tokenizer that knows none of the words."
+        ),
+        confirm="Print the least, the largest and the mean of a batch, before and after each transform.",
+        remedies=("inspect_inputs",),
+        source="Karpathy 2019, https://karpathy.github.io/2019/04/25/recipe/ (visualize just before the net)",
+    ),
+    Cause(
         id="constant-batch",
         name="same batch at every step",
         leads={"constant-batch": 10},
+        excludes=frozenset({Condition.EQUAL_SAMPLES}),
         explains={"overfitting": 5, "loss-plateau": 1.5, "vanishing-gradient": 1.2},
         because=(
             "An iterator that is created at every step, or a generator that is seeded at every step, returns its first "

@@ -184,6 +184,9 @@ class Condition(enum.Enum):
     TARGETS_AHEAD = enum.auto()
     """The labels of a language model are more than one token ahead of its inputs."""
 
+    EQUAL_SAMPLES = enum.auto()
+    """All samples of a batch are the same."""
+
     NEVER_STEPPED = enum.auto()
     """No optimizer has made a step, and no weight has moved."""
 

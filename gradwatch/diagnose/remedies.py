@@ -205,6 +205,7 @@ KNOWN: dict[str, Build] = {
     "count_terms": _either(
         "check that labels and mask leave terms in the loss, and raise the margin above the distances at the start"
     ),
+    "inspect_inputs": _either("look at a batch just before the model, and repair what makes its samples equal"),
     "call_step": _either("call optimizer.step() after loss.backward()", "optimizer.step()"),
     "make_updates": _either(
         "find out why optimizer.step() changes nothing: gradients that are cleared before it, a step that returns early"

@@ -576,6 +576,13 @@ LOOPS = {
         model=lambda _: mlp(),
         updates=bool,
     ),
+    "black": Loop(
+        kind="constant-batch",
+        cause="empty-inputs",
+        remedy="inspect_inputs",
+        model=lambda _: mlp(),
+        batch=lambda step, fixed: batch_of(step, fixed) if fixed else (torch.zeros(32, 8), torch.arange(32) % 4),
+    ),
     "copied": Loop(
         kind="target-leakage",
         cause="labels-as-inputs",

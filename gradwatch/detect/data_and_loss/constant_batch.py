@@ -9,7 +9,7 @@ from typing import ClassVar, final
 import numpy as np
 
 from gradwatch.detect import Example, Recovery
-from gradwatch.detect.data_and_loss.constant_batch_rules.alike_samples import find_alike_samples
+from gradwatch.detect.data_and_loss.constant_batch_rules.alike_samples import find_alike_samples, find_equal_samples
 from gradwatch.detect.data_and_loss.constant_batch_rules.batch_size import LBFGS
 from gradwatch.detect.data_and_loss.constant_batch_rules.examples import make_alike, make_batches
 from gradwatch.detect.data_and_loss.constant_batch_rules.repeated_batch import find_repeated_batch
@@ -44,9 +44,10 @@ class ConstantBatch:
 
     How it is detected: (1) The same hash comes many times in a row. (2) The samples of steps 0, 1, 8, 10, 20 and 30 are
     the same, in another order or with noise: each is far nearer to one in the first batch than two samples of a batch
-    are to each other. If the loop passes no batches, (2) reads the inputs of the model instead. A batch of all the data
-    is reported as info. A DataLoader of one batch shows it, or the size: 34 and 178 are no batch sizes, and neither are
-    large sizes that are no multiple of 64. L-BFGS needs the same batch at every step, so that is info too, unless other
+    are to each other. If the loop passes no batches, (2) reads the inputs of the model instead. If all
+    samples of a batch are equal, too, the inputs have no content. A batch of all the data is reported as info. A
+    DataLoader of one batch shows it, or the size: 34 and 178 are no batch sizes, and neither are large sizes that are
+    no multiple of 64. L-BFGS needs the same batch at every step, so that is info too, unless other
     batches came before. A tensor that is passed again counts only for powers of two and sizes such as 24 and 96, above
     `toy`, and so does (2), unless equal samples are created again in other memory. Reinforcement learning goes over a
     collection many times: a tensor that is passed again must come `held` or `longest` times, and a batch after others
@@ -90,6 +91,10 @@ class ConstantBatch:
 
     def _signs(self, history: History) -> Iterator[Sign | None]:
         """Yield the observation of each mechanism, in a fixed order."""
+        equal = list(find_equal_samples(history))
+        yield from equal
+        if equal:
+            return
         # alike samples of the first steps mean no more than the equal batches that other batches have followed
         if not any(finding.kind == self.kind for finding in history.withdrawn):
             yield from find_alike_samples(
@@ -145,6 +150,7 @@ class ConstantBatch:
         yield Example("L-BFGS gets all data at every step: for information", searched, (None,))
         yield Example("an epoch of three batches that is not shuffled", make_batches(np.arange(60) % 3))
         yield Example("the same samples, with noise", make_alike(BATCH_ALIKE), (None,))
+        yield Example("all images are black", make_alike(BATCH_ALIKE, size=34, exact=1, equal=1), (None,))
         seeded = make_alike(INPUTS_ALIKE, step=10, is_handed_over=False, size=40, exact=1)
         yield Example("forty states of an environment that is seeded again", seeded, (None,))
         yield Example("the model gets the same samples, and the loop passes others", make_alike(INPUTS_ALIKE))

@@ -9,12 +9,17 @@ import torch
 from gradwatch.probe.batches.repeated_samples import INSPECTED_STEPS, MAX_SAMPLES, SURE_STEP, RepeatedSamples
 
 
-def looked(batch_at, steps=40):
-    """Return what is said of a run, and when."""
+def events_of(batch_at, steps=40):
+    """Return what is said of the samples of a run."""
     torch.manual_seed(0)
     samples = RepeatedSamples()
     events = [event for step in range(steps) for event in samples.inspect(batch_at(step), step=step)]
-    return [(event.step, event.values["samples"]) for event in events if event.kind == "batch-alike"]
+    return [event for event in events if event.kind == "batch-alike"]
+
+
+def looked(batch_at, steps=40):
+    """Return when it is said, and of how many samples."""
+    return [(event.step, event.values["samples"]) for event in events_of(batch_at, steps)]
 
 
 X = torch.randn(500, 1, 6, 6, generator=torch.Generator().manual_seed(1))
@@ -64,6 +69,22 @@ def test_equal_samples_that_are_made_anew_are_reported_sooner(samples):
     assert looked(lambda _: SAME[:samples].clone()) == [(SURE_STEP, float(samples))]
 
 
+@pytest.mark.parametrize(
+    ("batch_at", "is_equal"),
+    [
+        (lambda step: torch.zeros(32, 8), 1),
+        (lambda step: (torch.full((32, 8), 0.5), torch.arange(32) % 4), 1),
+        (lambda step: torch.ones(32, 9, dtype=torch.long), 1),
+        (lambda step: torch.eye(32, 8), 0),
+        (lambda step: (torch.ones(32, 8), torch.arange(60).reshape(2, 30)), 0),
+    ],
+    ids=["zeros", "with labels", "one token", "samples that differ", "nodes and edges"],
+)
+def test_samples_that_are_all_the_same_are_marked(batch_at, is_equal):
+    (event,) = events_of(batch_at)
+    assert event.values["equal"] == is_equal
+
+
 def test_one_tensor_that_is_handed_over_again_is_reported_but_no_slice_of_another():
     for batch, kinds in ((X, ["tensor-held"]), (SAME, []), (X.clone(), ["tensor-held"])):
         samples = RepeatedSamples()
@@ -78,7 +99,7 @@ def test_a_batch_that_is_all_the_data_of_a_loader_is_told(shuffle):
 
     data = torch.utils.data.TensorDataset(SAME)
     assert kinds(torch.utils.data.DataLoader(data, batch_size=64, shuffle=shuffle)) == ["batch-whole"]
-    always = [0] * 32 if not shuffle else range(32)
+    always = [0, 1] * 16 if not shuffle else range(32)
     part = torch.utils.data.DataLoader(data + data, batch_size=64, sampler=always)
     assert kinds(part) == [], "the rest of the data is never drawn"
     stream = torch.utils.data.DataLoader(Stream(), batch_size=None)

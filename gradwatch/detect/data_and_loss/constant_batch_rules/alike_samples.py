@@ -14,9 +14,12 @@ from collections.abc import Iterator
 from gradwatch.detect.data_and_loss.constant_batch_rules.batch_size import are_points, is_surely_part, may_be_part
 from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import Sign
-from gradwatch.events import BATCH_ALIKE, INPUTS_ALIKE, WHOLE_BATCH
+from gradwatch.events import BATCH_ALIKE, INPUTS_ALIKE, POLICY, SAMPLES_EQUAL, WHOLE_BATCH, EventKind
 from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
+
+EQUAL = "batch.equal_samples"
+"""Key of the evidence that all samples are the same."""
 
 
 def find_alike_samples(history: History, *, chosen: int, small: int, toy: int, coordinates: int) -> Iterator[Sign]:
@@ -29,9 +32,7 @@ def find_alike_samples(history: History, *, chosen: int, small: int, toy: int, c
         toy: Samples up to which they may be all the data.
         coordinates: Numbers of a sample up to which it may be a point at which an equation must hold.
     """
-    is_handed_over = not math.isnan(history.run.newest("batch_hash")[0])
-    # the model may get the same inputs on purpose while the batches of the loop differ
-    for kind in (BATCH_ALIKE,) if is_handed_over else (BATCH_ALIKE, INPUTS_ALIKE):
+    for kind in _kinds(history):
         for event in events_of(history, kind):
             values, label = event.values, "median distance to the nearest sample"
             is_created_again = values.get("exact", 0.0) > values.get("held", 0.0)  # equal, and in other memory
@@ -48,3 +49,23 @@ def find_alike_samples(history: History, *, chosen: int, small: int, toy: int, c
                 since=int(history.steps("loss")[0]),
                 severity=Severity.WARNING if is_part else Severity.INFO,
             )
+
+
+def find_equal_samples(history: History) -> Iterator[Sign]:
+    """Yield a sign if all samples of a batch are the same, as black images are."""
+    alike = (event for kind in _kinds(history) for event in events_of(history, kind))
+    for event in (*events_of(history, SAMPLES_EQUAL), *(event for event in alike if event.values.get("equal"))):
+        yield Sign(
+            "all samples are the same, so that nothing in the inputs tells them apart",
+            (Quantity(key=EQUAL, label="samples of a batch", value=event.values["samples"]),),
+            since=int(history.steps("loss")[0]),
+            # a bandit has one state
+            severity=Severity.INFO if any(events_of(history, POLICY)) else Severity.WARNING,
+        )
+        return
+
+
+def _kinds(history: History) -> tuple[EventKind, ...]:
+    """Return the kinds of events that count: the model may get the same inputs while the batches of the loop differ."""
+    is_handed_over = not math.isnan(history.run.newest("batch_hash")[0])
+    return (BATCH_ALIKE,) if is_handed_over else (BATCH_ALIKE, INPUTS_ALIKE)

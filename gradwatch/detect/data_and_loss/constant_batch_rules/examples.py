@@ -48,10 +48,16 @@ def make_batches(
 
 
 def make_alike(
-    kind: EventKind, *, step: int = 30, size: int = 32, exact: float = 0.0, is_handed_over: bool = True
+    kind: EventKind,
+    *,
+    step: int = 30,
+    size: int = 32,
+    exact: float = 0.0,
+    equal: float = 0.0,
+    is_handed_over: bool = True,
 ) -> History:
     """Return a run in which the probe saw the same samples again, `exact` or with noise."""
-    values = {"distance": 0.1, "samples": size, "exact": exact}
+    values = {"distance": 0.1, "samples": size, "exact": exact, "equal": equal}
     made = Synthetic(steps=40).add_event(kind, step=step, text="the same samples", values=values)
     if not is_handed_over:
         made.batch_hash_T[:] = np.nan
