@@ -408,15 +408,9 @@ BATCH_ALIKE = EventKind(
         "exact": "1 if the batches are bit-identical",
         "held": "1 if it is the same memory",
         "integers": "1 if the inputs are whole numbers",
-        "equal": "1 if all samples of the first batch are equal",
+        "equal": "1 if all samples of these batches are the same",
     },
     text="the inspected batches consist of the same samples",
-)
-SAMPLES_EQUAL = EventKind(
-    name="samples-equal",
-    meaning="All samples of the first two batches are the same.",
-    values={"samples": "samples"},
-    text="all samples of the first two batches are the same",
 )
 INPUTS_ALIKE = EventKind(
     name="inputs-alike",

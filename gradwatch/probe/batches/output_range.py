@@ -1,4 +1,4 @@
-"""Tell how much of the targets lies outside of what the last activation of a model can give."""
+"""Measure how much of the targets lies outside of the range of the last activation of a model."""
 
 from __future__ import annotations
 

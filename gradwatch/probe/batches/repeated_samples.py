@@ -12,7 +12,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from gradwatch.events import BATCH_ALIKE, SAMPLES_EQUAL, TENSOR_HELD, WHOLE_BATCH
+from gradwatch.events import BATCH_ALIKE, TENSOR_HELD, WHOLE_BATCH
 from gradwatch.probe.batches.batch_hash import hash_batch, tensors
 from gradwatch.probe.batches.whole_data import is_all_of_a_loader
 from gradwatch.probe.device.sync import to_float
@@ -90,15 +90,14 @@ class RepeatedSamples:
 
     def _compare(self, groups: list[list[Tensor]], batch: Any, *, step: int) -> Iterator[Event]:
         leaves = groups[0]
-        # the first batch was equal to this one
-        if step == INSPECTED_STEPS[1] and self._first[0].equals(leaves) and _are_equal(batch):
-            yield SAMPLES_EQUAL.emit(step=step, values={"samples": _count_samples(batch, rows=len(leaves[0]))})
         self._is_exact = self._is_exact and all(it.equals(now) for it, now in zip(self._first, groups, strict=True))
         self._is_held = self._is_held and self._first[0].is_held(leaves[0])
         is_small = len(leaves[0]) <= MAX_SAMPLES  # pairwise distances take time, and a large batch may be all data
         distance = max(it.distance(now) for it, now in zip(self._first, groups, strict=True)) if is_small else math.inf
-        is_sure = self._is_exact and not self._is_held and step >= SURE_STEP
-        is_near = distance <= MAX_DISTANCE
+        # two batches of equal samples, which no shuffling explains
+        are_equal = self._is_exact and _are_equal(batch)
+        is_sure = are_equal or (self._is_exact and not self._is_held and step >= SURE_STEP)
+        is_near = are_equal or distance <= MAX_DISTANCE
         if step == INSPECTED_STEPS[1] and (self._is_exact or is_near):
             yield from self._explain(leaves[0], batch, step=step)
         # samples that differ once end the comparison; the event waits for the last step, or a sure one
@@ -111,7 +110,7 @@ class RepeatedSamples:
                 "exact": self._is_exact,
                 "held": self._is_held,
                 "integers": not leaves[0].is_floating_point(),
-                "equal": _are_equal(batch),
+                "equal": are_equal,
             }
             yield BATCH_ALIKE.emit(step=step, values=values)
 
@@ -176,10 +175,7 @@ def _groups(batch: Any) -> list[list[Tensor]]:
 
 
 def _are_equal(batch: Any) -> bool:
-    """Return whether all samples of a batch are the same, not counting labels.
-
-    Edges count, since they tell the nodes of a graph apart.
-    """
+    """Return whether all samples of a batch are the same. Labels do not count; the edges of a graph do."""
     leaves = [leaf for leaf in tensors(batch) if leaf.ndim > 1]
     return bool(leaves) and all(leaf.is_cpu and len(leaf) > 1 and bool((leaf == leaf[:1]).all()) for leaf in leaves)
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from gradwatch.detect.data_and_loss.constant_batch_rules.batch_size import are_points, is_surely_part, may_be_part
 from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import Sign
-from gradwatch.events import BATCH_ALIKE, INPUTS_ALIKE, POLICY, SAMPLES_EQUAL, WHOLE_BATCH, EventKind
+from gradwatch.events import BATCH_ALIKE, INPUTS_ALIKE, POLICY, WHOLE_BATCH, EventKind
 from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
 
@@ -53,16 +53,15 @@ def find_alike_samples(history: History, *, chosen: int, small: int, toy: int, c
 
 def find_equal_samples(history: History) -> Iterator[Sign]:
     """Yield a sign if all samples of a batch are the same, as black images are."""
-    alike = (event for kind in _kinds(history) for event in events_of(history, kind))
-    for event in (*events_of(history, SAMPLES_EQUAL), *(event for event in alike if event.values.get("equal"))):
+    events = (event for kind in _kinds(history) for event in events_of(history, kind) if event.values.get("equal"))
+    if event := next(events, None):
         yield Sign(
-            "all samples are the same, so that nothing in the inputs tells them apart",
+            "all samples are the same, so the inputs have no content",
             (Quantity(key=EQUAL, label="samples of a batch", value=event.values["samples"]),),
             since=int(history.steps("loss")[0]),
             # a bandit has one state
             severity=Severity.INFO if any(events_of(history, POLICY)) else Severity.WARNING,
         )
-        return
 
 
 def _kinds(history: History) -> tuple[EventKind, ...]:
