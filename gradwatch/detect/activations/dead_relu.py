@@ -101,8 +101,8 @@ class DeadRelu:
 
     def _is_waking(self, history: History, dead_A: Floats) -> NDArray[np.bool_]:
         """Return for each activation whether its dead fraction falls below its threshold within `recovered` samples."""
-        before_A, newest_A = history.act.window("act.dead_frac", 2)
-        fall_A = before_A - newest_A
+        newest_TA = history.act.window("act.dead_frac", 2)  # one row after the first sample
+        newest_A, fall_A = newest_TA[-1], newest_TA[0] - newest_TA[-1]
         bound_A = np.where(dead_A >= self.fraction, self.fraction, self.jump)
         return np.asarray((fall_A > 0) & (newest_A - self.recovered * fall_A < bound_A))
 
