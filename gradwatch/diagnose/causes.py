@@ -868,7 +868,7 @@ CAUSES: tuple[Cause, ...] = (
             "Each position sees nothing but padding. In `key_padding_mask`, True hides a key; in the `attn_mask` of "
             "`scaled_dot_product_attention`, True shows it."
         ),
-        confirm="Print the attention weights of one sequence: those of its padding must be 0.",
+        confirm="Print the attention weights of one sequence: the weights of its padding must be 0.",
         remedies=("invert_mask",),
         source="PyTorch, torch.nn.MultiheadAttention, "
         "https://pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html",

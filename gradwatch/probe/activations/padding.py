@@ -1,4 +1,4 @@
-"""Tell whether a model reads the padding of its sequences, by gradients at the tokens and by masks of attention."""
+"""Detect that a model reads the padding of its sequences, from gradients at the tokens and masks of attention."""
 
 # B = sequences, T = positions, D = width of an embedding, Q = queries, K = keys
 

@@ -1,4 +1,4 @@
-"""Tell that no optimizer updates the weights, and that nothing else moves them either."""
+"""Detect that no optimizer updates the weights, and that nothing else moves them either."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FIRST_STEP = 8
 """Step from which sums and norms are compared. A loop with updates has changed the versions of its weights by then."""
 
 WAITED_STEPS = 40
-"""Step of the report. Few loops accumulate the gradients of so many batches, each with a call of `Monitor.step`."""
+"""Step at which to report. Few loops accumulate gradients over more calls of `Monitor.step`."""
 
 
 @final

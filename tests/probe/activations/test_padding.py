@@ -1,4 +1,4 @@
-"""Padding that a model reads in place of its tokens is told, whatever reads it; padding that is masked is not."""
+"""Padding that a model reads in place of its tokens is reported; padding that is masked or packed is not."""
 
 # B = sequences, T = positions, V = vocabulary
 
@@ -97,11 +97,11 @@ def test_a_recurrent_layer_that_is_read_at_its_padding_is_named(cell, batch_firs
 
 
 @pytest.mark.parametrize("read", ["packed", "its last token"])
-def test_a_recurrent_layer_that_is_read_at_its_last_token_is_not_told(read):
+def test_a_recurrent_layer_that_is_read_at_its_last_token_is_not_reported(read):
     assert not events_of(Recurrent(read, batch_first=True))
 
 
-def test_padding_before_the_tokens_is_forgotten_and_not_told():
+def test_padding_before_the_tokens_is_forgotten_and_not_reported():
     def batch():
         tokens, lengths = padded()
         return tokens.flip(1), lengths
@@ -125,12 +125,12 @@ def test_sequences_of_one_length_have_no_padding():
     assert not events_of(Recurrent("last", batch_first=True), batch=lambda: padded(shortest=12))
 
 
-def test_a_mask_of_the_opposite_meaning_is_told_with_its_attention():
+def test_a_mask_of_the_opposite_meaning_is_reported_with_its_attention():
     (event,) = events_of(Pooled(mask=lambda tokens: tokens != 0))
     assert (event.kind, event.layer, event.step) == (PADDING_ATTENDED.name, "attend.self_attn", 0)
 
 
-def test_a_mask_of_the_right_meaning_is_not_told():
+def test_a_mask_of_the_right_meaning_is_not_reported():
     assert not events_of(Pooled(mask=lambda tokens: tokens == 0))
 
 
@@ -144,7 +144,7 @@ def test_a_model_without_tokens_is_read_at_a_few_steps_only():
     assert reader.is_over
 
 
-def test_what_a_device_sends_later_is_told_later(monkeypatch):
+def test_what_a_device_sends_later_is_reported_later(monkeypatch):
     class Slow:
         is_ready = False
 

@@ -1,4 +1,4 @@
-"""Targets that the last activation cannot give are told at the first step, and no others."""
+"""Targets that the last activation cannot give are reported at the second sampled step, and no others."""
 
 import math
 
@@ -32,7 +32,7 @@ def events_of(last, *, scale=1.0, shift=0.0, loss_of=F.mse_loss):
     ("last", "name"), [(nn.ReLU(), "ReLU"), (nn.Sigmoid(), "sigmoid"), (nn.Softplus(), "softplus")]
 )
 @pytest.mark.parametrize("loss_of", [F.mse_loss, lambda a, b: 0.5 * (a - b).square().sum()])
-def test_targets_below_an_activation_are_told_once(last, name, loss_of):
+def test_targets_below_an_activation_are_reported_once(last, name, loss_of):
     (event,) = events_of(last, loss_of=loss_of)
     assert (event.step, event.layer) == (10, "3")
     assert name in event.text
@@ -40,7 +40,7 @@ def test_targets_below_an_activation_are_told_once(last, name, loss_of):
     assert 0.3 < event.values["share"] < 0.7
 
 
-def test_targets_above_an_activation_are_told():
+def test_targets_above_an_activation_are_reported():
     (event,) = events_of(nn.Tanh(), shift=4.0)
     assert event.values["target"] > 5
 
@@ -56,7 +56,7 @@ def test_targets_above_an_activation_are_told():
     ],
     ids=["no activation", "no bound that matters", "targets above it", "targets within it", "another loss"],
 )
-def test_other_targets_are_not_told(last, settings):
+def test_other_targets_are_not_reported(last, settings):
     assert not events_of(last, **settings)
 
 

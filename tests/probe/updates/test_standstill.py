@@ -1,4 +1,4 @@
-"""Weights that nothing moves are told once, after steps in which an optimizer should have moved them."""
+"""Weights that nothing moves are reported once, after 40 steps without an update."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def step_of_another(model, optimizer):
     torch.optim.SGD(model.parameters(), lr=0.01).step()
 
 
-def test_an_optimizer_that_makes_no_step_is_told_once():
+def test_an_optimizer_that_makes_no_step_is_reported_once():
     events, findings = trained()
     assert [event.step for event in events] == [40]
     assert findings == [("not-optimized", 0)]
@@ -43,7 +43,7 @@ def test_an_optimizer_that_makes_no_step_is_told_once():
 
 @pytest.mark.parametrize("update", [lambda model, optimizer: optimizer.step(), step_by_hand, step_of_another])
 @pytest.mark.parametrize("optimizer_of", [torch.optim.SGD, torch.optim.Adam])
-def test_weights_that_move_are_not_told(update, optimizer_of):
+def test_weights_that_move_are_not_reported(update, optimizer_of):
     events, findings = trained(update=update, optimizer_of=optimizer_of)
     assert not events
     assert "not-optimized" not in dict(findings)

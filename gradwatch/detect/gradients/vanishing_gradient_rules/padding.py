@@ -35,7 +35,7 @@ def find_fall_from_padding(
         at_once: Fall of the gradient from padding to tokens, in powers of ten, at which not to wait.
         soon: Fall at which to wait `healing_steps` for the loss to fall. At a smaller one, a plateau must be found.
         healing_steps: Steps after which the loss is looked at for `soon`.
-        least: Least fall that is told from gradients of parameters, in powers of ten.
+        least: Smallest fall between gradients of parameters that counts, in powers of ten.
         learned: Fall of the loss, as a fraction, after which what is left of the tokens is enough.
     """
     falls = [(event, event.values["decades"]) for event in events_of(history, PADDING_READ)]

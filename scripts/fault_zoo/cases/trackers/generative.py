@@ -189,7 +189,7 @@ def train_noise(attach: Attach, *, repaired: bool) -> float:
     tags=("diffusion",),
 )
 def another_noise_to_predict(attach: Attach) -> None:
-    """The noise that the model shall predict is drawn anew and is not the noise that was added: there is nothing to
+    """The noise that the model is to predict is drawn again and is not the noise that was added: there is nothing to
     learn, and the loss stays at 1. Reported in https://github.com/modelscope/DiffSynth-Studio/issues/1175, where a new
     version creates the noise a second time.
     """

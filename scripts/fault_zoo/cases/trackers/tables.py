@@ -123,7 +123,7 @@ def train_posterior(attach: Attach, *, repaired: bool) -> float:
     tags=("inference", "retraining"),
 )
 def scratch_with_the_old_optimizer(attach: Attach) -> None:
-    """For the second round the network is made anew, and the optimizer still has the parameters of the old one: nothing
+    """For the second round a new network is made, and the optimizer still has the parameters of the old one: nothing
     learns. Reported in https://github.com/sbi-dev/sbi/issues/200,
     https://github.com/kitzeslab/opensoundscape/issues/351 and https://github.com/ContinualAI/avalanche/issues/756.
     """
