@@ -850,8 +850,8 @@ CAUSES: tuple[Cause, ...] = (
         explains={"dead-layer": 8, "loss-plateau": 8, "rising-sparsity": 2},
         requires=frozenset({Condition.PADDING_READ}),
         because=(
-            "The last output of {where} is that of the padding at the end of a sequence, where a recurrent layer has "
-            "forgotten the tokens. So next to no gradient reaches them."
+            "The output at the end of a padded sequence is used, where a recurrent layer has forgotten the tokens. So "
+            "next to no gradient reaches them."
         ),
         confirm="Print the index at which each sequence is read: it must be that of its last token.",
         remedies=("last_token",),

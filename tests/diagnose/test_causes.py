@@ -27,6 +27,7 @@ def test_a_cause_has_remedies_a_source_and_a_way_to_confirm(cause):
     assert "http" in cause.source
     assert cause.confirm.endswith(".")
     assert cause.because.endswith(".")
+    assert "{" not in cause.because + cause.confirm, "only remedies have slots"
 
 
 @each
