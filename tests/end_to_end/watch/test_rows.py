@@ -247,7 +247,7 @@ def test_losses_that_stop_coming_are_missing_and_a_nan_that_is_handed_over_is_no
 def test_inputs_are_looked_at_once_when_the_loss_is_not_finite(value, event):
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    inputs = {"x": [torch.ones(4, 3), torch.tensor([1.0, value])]}
+    inputs = {"x": [torch.arange(12.0).reshape(4, 3), torch.tensor([1.0, value])]}
     with gradwatch.watch(model, optimizer) as monitor:
         for loss in (1.0, math.inf, math.inf):
             monitor.step(loss, batch=inputs)
