@@ -68,7 +68,8 @@ def _is_sum(loss: Node) -> bool:
 
 
 def _bias(graph: Graph, node: Node | None) -> Tensor | None:
-    if node is None or operation(node) not in LINEAR:
+    product = graph.through(graph.past_bias(node))
+    if node is None or product is None or operation(product) not in LINEAR:
         return None
     leaves = [child.variable for child in graph.inputs(node) if is_leaf(child)]
     return next((leaf for leaf in leaves if leaf.ndim == 1), None)

@@ -127,6 +127,18 @@ class Graph:
             node = inputs[0]
         return node
 
+    def past_bias(self, node: Node | None) -> Node | None:
+        """Return the value to which an operation adds a bias, or the operation itself.
+
+        A linear layer has one operation for both, unless its input has more than two dimensions and is not contiguous.
+        """
+        if node is None or operation(node) != "Add":
+            return node
+        inputs = self.inputs(node)
+        biases = [child for child in inputs if is_leaf(child) and child.variable.ndim == 1]
+        others = [child for child in inputs if child not in biases]
+        return others[0] if len(biases) == len(others) == 1 else node
+
     def side(self, operations: frozenset[str]) -> list[Node]:
         """Return the nodes from the loss down to the first of another operation, inclusive, on every path."""
         side, waiting = {self.nodes[0]: None}, [self.nodes[0]]  # a dict keeps the order

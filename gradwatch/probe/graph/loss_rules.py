@@ -119,11 +119,16 @@ def _nll(graph: Graph, node: Node) -> GraphMatch | None:
     if is_probability(graph, graph.first(node)):
         return _not_logarithmic(node, "loss")
     made_by = graph.through(graph.first(node))
-    if made_by is not None and operation(made_by) in LINEAR:
+    if _is_linear(graph, made_by):
         return GraphMatch(node, SCORES.observe())
     if made_by is not None and _goes_over_samples(made_by):
         return GraphMatch(made_by, SOFTMAX_OVER_BATCH.observe(values={"samples": shape(made_by)[0]}))
     return None
+
+
+def _is_linear(graph: Graph, node: Node | None) -> bool:
+    product = graph.through(graph.past_bias(node))
+    return product is not None and operation(product) in LINEAR
 
 
 def _not_logarithmic(node: Node, function: str) -> GraphMatch:
@@ -138,7 +143,7 @@ def _goes_over_samples(node: Node) -> bool:
 
 
 def match_divergence(graph: Graph, node: Node) -> GraphMatch | None:
-    """Match a KL divergence of probabilities: a constant minus targets times inputs."""
+    """Match a KL divergence of probabilities or of raw scores: a constant minus targets times inputs."""
     edges = graph.edges(node)
     # targets are constants, so the first edge is None and the product has a single input
     if (
@@ -150,9 +155,12 @@ def match_divergence(graph: Graph, node: Node) -> GraphMatch | None:
     ):
         return None
     inputs = graph.inputs(edges[1])
-    if len(inputs) != 1 or not is_probability(graph, inputs[0]) or shape(node) != shape(inputs[0]):
+    if len(inputs) != 1 or shape(node) != shape(inputs[0]):
         return None
-    return _not_logarithmic(node, "divergence")
+    if is_probability(graph, inputs[0]):
+        return _not_logarithmic(node, "divergence")
+    is_of_scores = shape(node)[-1:] > (1,) and _is_linear(graph, graph.through(inputs[0]))
+    return GraphMatch(node, SCORES.observe()) if is_of_scores else None
 
 
 def _constant(graph: Graph, node: Node) -> GraphMatch | None:

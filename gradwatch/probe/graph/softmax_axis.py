@@ -61,6 +61,9 @@ def _mixing(graph: Graph, softmax: Node, axis: int) -> tuple[Node, int] | None:
     is_torn = False
     node = graph.first(softmax)
     while node is not None and operation(node) not in LINEAR:
+        if (product := graph.past_bias(node)) is not node:  # of the same shape
+            node = product
+            continue
         inputs, name = graph.inputs(node), operation(node)
         if len(inputs) != 1:  # a sum of two branches: the scores have no single layer
             return None

@@ -233,6 +233,23 @@ def test_raw_scores_into_a_likelihood_are_found():
     assert read(mlp(), lambda m: F.nll_loss(m(X), CLASSES))[0] == {("scores", "2")}
 
 
+def test_raw_scores_into_a_divergence_are_found():
+    shares = torch.rand(len(X), mlp()(X).shape[1]).softmax(1)
+    assert read(mlp(), lambda m: F.kl_div(m(X), shares, reduction="batchmean"))[0] == {("scores", "2")}
+    assert not read(mlp(), lambda m: F.kl_div(m(X).log_softmax(1), shares, reduction="batchmean"))[0]
+
+
+def test_raw_scores_of_a_recurrent_layer_are_found():
+    model = nn.ModuleDict({"rnn": nn.GRU(4, 6, batch_first=True), "head": nn.Linear(6, 5)})
+    inputs, lengths = torch.randn(3, 8, 4), torch.full((3,), 8)
+
+    def loss(m):
+        scores = m["head"](m["rnn"](inputs)[0]).transpose(0, 1)
+        return F.ctc_loss(scores, torch.randint(1, 5, (3, 2)), lengths, torch.full((3,), 2))
+
+    assert read(model, loss)[0] == {("scores", "head")}
+
+
 def test_a_log_softmax_over_the_batch_is_found_at_the_likelihood():
     assert read(mlp(), lambda m: F.nll_loss(m(X).log_softmax(0), CLASSES))[0] == {("over-batch", "2")}
     assert read(mlp(), lambda m: F.nll_loss(m(X).log_softmax(-1), CLASSES))[0] == set()

@@ -12,6 +12,7 @@ from gradwatch.probe.graph.softmax_axis import LOSSES, match_axis_mixup
 
 B, T, C = 6, 20, 16
 WORDS = torch.randn(B, T, 8)
+TURNED = torch.randn(T, B, 8).transpose(0, 1)
 SIGNAL = torch.randn(B, 8, T)
 IMAGES = torch.randn(B, 3, 10, 10)
 
@@ -26,6 +27,7 @@ def told(scores, *, classes):
 
 MIXED = {
     "a view for a transpose": lambda: nn.Linear(8, C)(WORDS).view(B, C, T),
+    "of an input that is not contiguous": lambda: nn.Linear(8, C)(TURNED).view(B, C, T),
     "without a bias": lambda: nn.Linear(8, C, bias=False)(WORDS).view(B, C, T),
     "twice as many places as classes": lambda: nn.Linear(8, C)(torch.randn(B, 32, 8)).view(B, C, 32),
     "a convolution, flattened": lambda: nn.Conv1d(8, 5, 3)(SIGNAL).reshape(-1, 5),
@@ -36,6 +38,7 @@ MIXED = {
 
 WHOLE = {
     "a transpose": lambda: nn.Linear(8, C)(WORDS).transpose(1, 2),
+    "of an input that is not contiguous": lambda: nn.Linear(8, C)(TURNED).transpose(1, 2),
     "a permutation": lambda: nn.Linear(8, C)(WORDS).permute(0, 2, 1),
     "flattened": lambda: nn.Linear(8, C)(WORDS).view(-1, C),
     "without the last place": lambda: nn.Linear(8, C)(WORDS)[:, :-1].reshape(-1, C),
