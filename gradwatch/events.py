@@ -447,6 +447,24 @@ PAIRED = EventKind(
     values=UNPAIRED.values,
     text="predictions fit",
 )
+OUTPUTS_AVERAGED = EventKind(
+    name="outputs-averaged",
+    meaning="The loss depends on the mean of the outputs of a batch alone.",
+    values={"samples": "samples of a batch"},
+    text="the gradient is the same for all {samples:.0f} outputs of a batch, whatever their targets are",
+)
+TARGETS_SHARED = EventKind(
+    name="targets-shared",
+    meaning="All samples of a batch have the same target, and the next batch has another one.",
+    values=OUTPUTS_AVERAGED.values,
+    text="all {samples:.0f} samples of a batch have the same target",
+)
+LABELS_EQUAL = EventKind(
+    name="labels-equal",
+    meaning="All labels of the first sampled steps are one class.",
+    values={"labels": "labels", "class": "index of the class"},
+    text="all {labels:.0f} labels that were read are class {class:.0f}",
+)
 TARGETS_UNREACHABLE = EventKind(
     name="targets-unreachable",
     meaning="Some targets of a squared error lie outside of the range of the activation that computes the outputs.",

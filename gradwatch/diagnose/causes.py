@@ -783,10 +783,24 @@ CAUSES: tuple[Cause, ...] = (
         source="Karpathy 2019, https://karpathy.github.io/2019/04/25/recipe/ (visualize just before the net)",
     ),
     Cause(
+        id="labels-of-one-class",
+        name="labels of a single class",
+        leads={"constant-batch": 20},
+        explains={"loss-plateau": 1.5, "vanishing-gradient": 2},
+        requires=frozenset({Condition.LABELS_EQUAL}),
+        because=(
+            "The model only has to say the same for every input. Often a column is read wrongly, integers are divided, "
+            "or the data are sorted by class."
+        ),
+        confirm="Count the labels of each class over one epoch.",
+        remedies=("inspect_labels",),
+        source="Karpathy 2019, https://karpathy.github.io/2019/04/25/recipe/ (become one with the data)",
+    ),
+    Cause(
         id="constant-batch",
         name="same batch at every step",
         leads={"constant-batch": 10},
-        excludes=frozenset({Condition.EQUAL_SAMPLES}),
+        excludes=frozenset({Condition.EQUAL_SAMPLES, Condition.LABELS_EQUAL}),
         explains={"overfitting": 5, "loss-plateau": 1.5, "vanishing-gradient": 1.2},
         because=(
             "An iterator that is created at every step, or a generator that is seeded at every step, returns its first "
@@ -814,6 +828,29 @@ CAUSES: tuple[Cause, ...] = (
         because="Every prediction is compared with every target, so the best fit is the mean of all targets.",
         confirm="Print the shapes of prediction and target: they must be equal.",
         remedies=("check_shapes",),
+        source="PyTorch, broadcasting semantics, https://pytorch.org/docs/stable/notes/broadcasting.html",
+    ),
+    Cause(
+        id="error-averaged-first",
+        name="errors averaged before they are squared",
+        leads={"loss-plateau": 20},
+        requires=frozenset({Condition.OUTPUTS_AVERAGED}),
+        because=(
+            "The errors of the samples cancel in their mean, so the loss is small once their mean is right, "
+            "whatever each output is."
+        ),
+        confirm="Shuffle the targets within a batch: the loss stays the same.",
+        remedies=("average_last",),
+        source="PyTorch, MSELoss, https://docs.pytorch.org/docs/stable/generated/torch.nn.MSELoss.html",
+    ),
+    Cause(
+        id="target-shared",
+        name="one target for all samples of a batch",
+        leads={"loss-plateau": 20},
+        requires=frozenset({Condition.TARGETS_SHARED}),
+        because="Every output is compared with the same target, which its own input does not determine.",
+        confirm="Print the targets just before the loss: they must differ within a batch.",
+        remedies=("own_targets",),
         source="PyTorch, broadcasting semantics, https://pytorch.org/docs/stable/notes/broadcasting.html",
     ),
     Cause(

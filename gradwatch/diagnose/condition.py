@@ -187,6 +187,15 @@ class Condition(enum.Enum):
     EQUAL_SAMPLES = enum.auto()
     """All samples of a batch are the same."""
 
+    OUTPUTS_AVERAGED = enum.auto()
+    """The loss depends on the mean of the outputs of a batch alone."""
+
+    TARGETS_SHARED = enum.auto()
+    """All samples of a batch have the same target."""
+
+    LABELS_EQUAL = enum.auto()
+    """All labels that were read are one class."""
+
     NEVER_STEPPED = enum.auto()
     """No optimizer has made a step, and no weight has moved."""
 

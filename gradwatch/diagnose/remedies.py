@@ -206,6 +206,12 @@ KNOWN: dict[str, Build] = {
         "check that labels and mask leave terms in the loss, and raise the margin above the distances at the start"
     ),
     "inspect_inputs": _either("look at a batch just before the model, and repair what makes its samples equal"),
+    "inspect_labels": _either("count the labels of an epoch, and repair what makes them equal; shuffle sorted data"),
+    "average_last": _either(
+        "take the mean of the squared errors, not the square of the mean error",
+        "loss = (model(inputs) - targets).square().mean()",
+    ),
+    "own_targets": _either("compare each output with the target of its own sample"),
     "call_step": _either("call optimizer.step() after loss.backward()", "optimizer.step()"),
     "make_updates": _either(
         "find out why optimizer.step() changes nothing: gradients that are cleared before it, a step that returns early"

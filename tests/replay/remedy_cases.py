@@ -553,6 +553,24 @@ LOOPS = {
         loss=broadcast,
         steps=200,
     ),
+    "averaged": Loop(
+        kind="loss-plateau",
+        cause="error-averaged-first",
+        remedy="average_last",
+        model=lambda _: mlp(outputs=1),
+        loss=lambda model, x, y, fixed: (
+            F.mse_loss(model(x)[:, 0], x[:, 0]) if fixed else F.mse_loss(model(x).mean(), x[:, 0].mean())
+        ),
+        steps=100,
+    ),
+    "shared": Loop(
+        kind="loss-plateau",
+        cause="target-shared",
+        remedy="own_targets",
+        model=lambda _: mlp(outputs=1),
+        loss=lambda model, x, y, fixed: (model(x)[:, 0] - (x[:, 0] if fixed else x[0, 0])).square().mean(),
+        steps=100,
+    ),
     "decay": Loop(
         is_code=True,
         kind="loss-plateau",
@@ -582,6 +600,16 @@ LOOPS = {
         remedy="inspect_inputs",
         model=lambda _: mlp(),
         batch=lambda step, fixed: batch_of(step, fixed) if fixed else (torch.zeros(32, 8), torch.arange(32) % 4),
+    ),
+    "one-class": Loop(
+        kind="constant-batch",
+        cause="labels-of-one-class",
+        remedy="inspect_labels",
+        model=lambda _: mlp(),
+        batch=lambda step, fixed: (
+            batch_of(step, fixed) if fixed else (torch.randn(32, 8), torch.zeros(32, dtype=torch.long))
+        ),
+        steps=120,
     ),
     "copied": Loop(
         kind="target-leakage",

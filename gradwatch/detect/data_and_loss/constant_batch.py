@@ -9,12 +9,16 @@ from typing import ClassVar, final
 import numpy as np
 
 from gradwatch.detect import Example, Recovery
-from gradwatch.detect.data_and_loss.constant_batch_rules.alike_samples import find_alike_samples, find_equal_samples
+from gradwatch.detect.data_and_loss.constant_batch_rules.alike_samples import (
+    find_alike_samples,
+    find_equal_labels,
+    find_equal_samples,
+)
 from gradwatch.detect.data_and_loss.constant_batch_rules.batch_size import LBFGS
 from gradwatch.detect.data_and_loss.constant_batch_rules.examples import make_alike, make_batches
 from gradwatch.detect.data_and_loss.constant_batch_rules.repeated_batch import find_repeated_batch
 from gradwatch.detect.features.finding import Sign, findings_of
-from gradwatch.events import BATCH_ALIKE, DERIVATIVE, INPUTS_ALIKE
+from gradwatch.events import BATCH_ALIKE, DERIVATIVE, INPUTS_ALIKE, LABELS_EQUAL
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Event, Finding
@@ -40,12 +44,13 @@ class ConstantBatch:
     When it is wrong: full-batch training; a deliberate test that the model overfits one batch. Augmentation after the
     batch was passed to `monitor.step` is not seen.
 
-    When it is withdrawn: `others` different batches arrived after the finding. (2) is never withdrawn.
+    When it is withdrawn: `others` different batches arrived after the finding. (2) and (3) are never withdrawn.
 
     How it is detected: (1) The same hash comes many times in a row. (2) The samples of steps 0, 1, 8, 10, 20 and 30 are
     the same, in another order or with noise: each is far nearer to one in the first batch than two samples of a batch
     are to each other. If the loop passes no batches, (2) reads the inputs of the model instead. If all
-    samples of a batch are equal, too, the inputs have no content. A batch of all the data is reported as info. A
+    samples of a batch are equal, too, the inputs have no content. (3) All labels of the first sampled steps are one of
+    three or more classes. A batch of all the data is reported as info. A
     DataLoader of one batch shows it, or the size: 34 and 178 are no batch sizes, and neither are large sizes that are
     no multiple of 64. L-BFGS needs the same batch at every step, so that is info too, unless other
     batches came before. A tensor that is passed again counts only for powers of two and sizes such as 24 and 96, above
@@ -95,6 +100,7 @@ class ConstantBatch:
         yield from equal
         if equal:
             return
+        yield from find_equal_labels(history)
         # alike samples of the first steps mean no more than the equal batches that other batches have followed
         if not any(finding.kind == self.kind for finding in history.withdrawn):
             yield from find_alike_samples(
@@ -151,6 +157,8 @@ class ConstantBatch:
         yield Example("an epoch of three batches that is not shuffled", make_batches(np.arange(60) % 3))
         yield Example("the same samples, with noise", make_alike(BATCH_ALIKE), (None,))
         yield Example("all images are black", make_alike(BATCH_ALIKE, size=34, exact=1, equal=1), (None,))
+        one = Synthetic(steps=120).add_event(LABELS_EQUAL, step=80, text="all are class 0", values={"labels": 512})
+        yield Example("all labels are 0", one.history(), (None,))
         seeded = make_alike(INPUTS_ALIKE, step=10, is_handed_over=False, size=40, exact=1)
         yield Example("forty states of an environment that is seeded again", seeded, (None,))
         yield Example("the model gets the same samples, and the loop passes others", make_alike(INPUTS_ALIKE))

@@ -35,11 +35,13 @@ from gradwatch.events import (
     ADVERSARY,
     BROADCAST,
     CHANCE,
+    OUTPUTS_AVERAGED,
     PADDING_ATTENDED,
     PAIRED,
     POLICY,
     SEQUENCE_AXIS,
     TARGETS_AHEAD,
+    TARGETS_SHARED,
     TARGETS_UNREACHABLE,
     UNCLEAR,
     UNPAIRED,
@@ -73,21 +75,21 @@ class LossPlateau:
     How it is detected: (1) The autograd graph shows n x n differences, or a softmax over values that are not the
     outputs of one place, because `view` was called instead of `transpose`; or a recurrent layer or an attention whose
     steps are the rows of the loss, because it did not get `batch_first=True`; or labels of a language model that are
-    the input token two or three positions later; or an attention whose mask hides the tokens and shows the padding. (2)
-    The loss is not lower than in the beginning and has no falling trend, without the first 32 steps. A trend counts if
-    `windows_ahead` more windows of it would bring a fall, and in any case until `slow_start` times `patience`. The
-    learning rate must not be rising, nor the gradient norm or the weights growing, as they do when a saddle is about to
-    end. At least `patience` steps, and one in `planned` of the planned steps, have passed. A sequential test over
-    blocks of 4 steps says when the loss has stood long enough. The noise of the losses must be too small to hide a fall
-    by `hidden_fall`, and predictions must not fit their own targets, as far as that can be measured. (3) A loss stands
-    like that after a fall, while predictions fit other samples of the batch as well as their own. Only what a constant
-    can learn fell: the mean of the targets, or the shares of the classes. There must be enough samples to show a slow
-    start. If a batch reads a third of the rows of an embedding, a third of the steps count. (4) Every loss since the
-    first step is exactly 0. (5) Different batches have the same loss, with more than `constant_left` of the first one
-    left: all outputs have collapsed to one point. The loss of a triplet then stays at its margin. (6) Half of the
-    weight matrices have shrunk to `shrunk` of their first norms, and the loss has not fallen: a decay outweighs the
-    gradient. (7) The last activation cannot give some targets of a squared error, which hold `unreachable` of their
-    variance.
+    the input token two or three positions later; or an attention whose mask hides the tokens and shows the padding. The
+    first gradients show a loss of the mean output, or one target for all samples of a batch. (2) The loss is not lower
+    than in the beginning and has no falling trend, without the first 32 steps. A trend counts if `windows_ahead` more
+    windows of it would bring a fall, and in any case until `slow_start` times `patience`. The learning rate must not be
+    rising, nor the gradient norm or the weights growing, as they do when a saddle is about to end. At least `patience`
+    steps, and one in `planned` of the planned steps, have passed. A sequential test over blocks of 4 steps says when
+    the loss has stood long enough. The noise of the losses must be too small to hide a fall by `hidden_fall`, and
+    predictions must not fit their own targets, as far as that can be measured. (3) A loss stands like that after a
+    fall, while predictions fit other samples of the batch as well as their own. Only what a constant can learn fell:
+    the mean of the targets, or the shares of the classes. There must be enough samples to show a slow start. If a batch
+    reads a third of the rows of an embedding, a third of the steps count. (4) Every loss since the first step is
+    exactly 0. (5) Different batches have the same loss, with more than `constant_left` of the first one left: all
+    outputs have collapsed to one point. The loss of a triplet then stays at its margin. (6) Half of the weight matrices
+    have shrunk to `shrunk` of their first norms, and the loss has not fallen: a decay outweighs the gradient. (7) The
+    last activation cannot give some targets of a squared error, which hold `unreachable` of their variance.
 
     Exceptions to the rules: a loss that does not measure success; tasks that are learned in a sudden transition after a
     long plateau (CTC, arithmetic). The loss of several optimizers, or of a model behind another learner, is taken for
@@ -253,6 +255,10 @@ class LossPlateau:
         yield Example("labels that are shifted two times", ahead.history(), (None,))
         shown = Synthetic(steps=20).add_event(PADDING_ATTENDED, layer="layers.3", text="its mask shows the padding")
         yield Example("a mask of attention shows the padding only", shown.history(), ("layers.3",))
+        mean = Synthetic(steps=40).add_event(OUTPUTS_AVERAGED, step=30, text="the gradient is the same for all outputs")
+        yield Example("the error is averaged before it is squared", mean.history(), (None,))
+        one = Synthetic(steps=40).add_event(TARGETS_SHARED, step=30, text="all samples have the same target")
+        yield Example("all samples of a batch get the target of the first", one.history(), (None,))
         beyond = {"share": 0.5, "target": -1.7}
         bounded = Synthetic(steps=20).add_event(TARGETS_UNREACHABLE, values=beyond, text="the output is a ReLU")
         yield Example("a ReLU cannot give negative targets", bounded.history(), (None,))

@@ -37,18 +37,33 @@ def of_classes(scores: Floats, gradient: Floats, dim: int) -> PairingGain | None
     counts_N = gradient_NC.any(1)  # a gradient of zeros: the loss ignores this position
     if not counts_N.all():
         scores_NC, gradient_NC = scores_NC[counts_N], gradient_NC[counts_N]
-    if size < 2 or len(scores_NC) < MIN_SAMPLES:
+    labels_N = labels_of_classes(scores_NC, gradient_NC)
+    if labels_N is None:
+        return None
+    labels_NC = np.eye(size)[labels_N]
+    return PairingGain(_entropy(labels_NC), *_covariance(_log_softmax(scores_NC), labels_NC))
+
+
+def labels_of_classes(scores_NC: Floats, gradient_NC: Floats) -> NDArray[np.int64] | None:
+    """Return the labels of a cross entropy of scores, or of a likelihood of log-probabilities, of shape (N,).
+
+    None if the loss has another form.
+    """
+    samples, size = scores_NC.shape
+    if size < 2 or samples < MIN_SAMPLES:
         return None
     # only the gradient of the right class is negative
-    labels_NC = np.zeros_like(scores_NC)
-    labels_NC[np.arange(len(labels_NC)), gradient_NC.argmin(1)] = 1.0
-    above_NC = scores_NC - scores_NC.max(1, keepdims=True)
-    powers_NC = np.exp(above_NC)
-    sums_N1 = powers_NC.sum(1, keepdims=True)
+    labels_N = gradient_NC.argmin(1)
+    labels_NC = np.eye(size)[labels_N]
     # the first is the gradient of a cross entropy, the second that of a likelihood
-    if not (_is_multiple(gradient_NC, powers_NC / sums_N1 - labels_NC) or _is_multiple(gradient_NC, -labels_NC)):
-        return None
-    return PairingGain(_entropy(labels_NC), *_covariance(above_NC - np.log(sums_N1), labels_NC))
+    is_entropy = _is_multiple(gradient_NC, np.exp(_log_softmax(scores_NC)) - labels_NC)
+    return labels_N if is_entropy or _is_multiple(gradient_NC, -labels_NC) else None
+
+
+def _log_softmax(scores_NC: Floats) -> Floats:
+    above_NC: Floats = scores_NC - scores_NC.max(1, keepdims=True)
+    sums_N1: Floats = np.exp(above_NC).sum(1, keepdims=True)
+    return above_NC - np.log(sums_N1)
 
 
 def of_labels(scores: Floats, gradient: Floats) -> PairingGain | None:

@@ -44,7 +44,7 @@ RANGES = {
 
 def range_of(output: Tensor) -> OutputRange | None:
     """Return the range of an output, or None if its last operation is no activation with a bound."""
-    node = _last_operation(output)
+    node = last_operation(output)
     return RANGES.get(operation(node)) if node is not None else None
 
 
@@ -59,7 +59,7 @@ def name_of_activation(output: Tensor, models: Models) -> str | None:
         The module that follows the one with the nearest parameter, if it is the activation; for a function, the name of
         that module with the operation, such as `head.relu`.
     """
-    node = _last_operation(output)
+    node = last_operation(output)
     param = Graph(output, max_nodes=MAX_NODES).parameter(node) if node is not None else None
     modules = list(named_modules(models))
     owners = [i for i, (_, module) in enumerate(modules) if any(p is param for p in module.parameters(recurse=False))]
@@ -73,7 +73,8 @@ def name_of_activation(output: Tensor, models: Models) -> str | None:
     return f"{owner}.{kind}" if owner else kind
 
 
-def _last_operation(output: Tensor) -> Node | None:
+def last_operation(output: Tensor) -> Node | None:
+    """Return the operation that computes an output, below its changes of layout."""
     node = output.grad_fn
     while node is not None and operation(node) in LAYOUT:
         inputs = [child for child, _ in node.next_functions if child is not None]

@@ -25,8 +25,17 @@ from gradwatch.probe.batches.loss_forms import (
     of_squares,
     targets_of_squares,
 )
-from gradwatch.probe.batches.output_range import OutputRange, name_of_activation, range_of, unreachable_share
+from gradwatch.probe.batches.output_range import (
+    OutputRange,
+    last_operation,
+    name_of_activation,
+    range_of,
+    unreachable_share,
+)
+from gradwatch.probe.batches.sample_contrast import SampleContrast
 from gradwatch.probe.device.sync import to_float, to_host
+from gradwatch.probe.graph.graph import operation
+from gradwatch.probe.graph.loss_rules import LINEAR
 from gradwatch.probe.inert_hook import inert_hook, remove_hooks
 from gradwatch.probe.nested import has_plain_values, tensors_of
 from gradwatch.probe.parameters import Models
@@ -58,6 +67,9 @@ WINDOWS_AHEAD = 4
 
 MAX_CALLS = 8
 """Maximum number of forward calls of a step: with more, the loop runs over something other than samples."""
+
+MAX_OUTPUTS = 4
+"""Maximum number of outputs of one call: the prediction, and the state of a recurrent layer."""
 
 MAX_VALUES = 65536
 """Maximum number of values to read of one call: of the leading samples, and if 8 samples have more, of some positions
@@ -218,6 +230,18 @@ class OutputCall(NamedTuple):
     gradients: list[Tensor]
 
 
+class MadeBy(NamedTuple):
+    """The last operation of an output.
+
+    Args:
+        limits: Range of an activation, or None.
+        is_linear: Whether it is the one of a linear layer.
+    """
+
+    limits: OutputRange | None
+    is_linear: bool
+
+
 @final
 class TargetMatch:
     """Read predictions and their gradients, which reveal the targets, on steps that sample activations.
@@ -236,10 +260,10 @@ class TargetMatch:
     def __init__(self, models: Models) -> None:
         self._models = models
         self._handles: list[RemovableHandle] = []
-        self._read: list[OutputCall] = []
+        self._read: dict[int, list[OutputCall]] = {}  # by place of the output among those of a call
+        self._made_by: dict[int, MadeBy] = {}
         self._calls = 0
-        self._fit = FitState()
-        self._range: OutputRange | None = None
+        self._fit, self._contrast = FitState(), SampleContrast()
         self._activation: str | None = None  # its name, once a range is known
         self._beyond = 0.0  # share of the targets of the last read that are out of range
         self._is_range_told = False
@@ -247,7 +271,7 @@ class TargetMatch:
     @property
     def is_over(self) -> bool:
         """Return whether nothing more is read."""
-        return self._fit.is_over
+        return self._fit.is_over and self._contrast.is_over
 
     def begin(self) -> None:
         """Prepare for the next sampled step."""
@@ -256,30 +280,30 @@ class TargetMatch:
     def clear(self) -> None:
         """Drop the data and the hooks of the previous step."""
         remove_hooks(self._handles)
-        self._read = []
-        self._calls = 0
+        self._read, self._made_by, self._calls = {}, {}, 0
 
     def state(self) -> dict[str, Any]:
         """Return plain data that `restore` reads back."""
-        return {**self._fit.state(), "is_range_told": self._is_range_told}
+        return {**self._fit.state(), "is_range_told": self._is_range_told, "contrast": self._contrast.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from the result of `state`."""
         self._fit.restore(state)
         self._is_range_told = state.get("is_range_told", False)  # older states have none
+        if "contrast" in state:
+            self._contrast.restore(state["contrast"])
 
     def watch(self, output: Any, _inputs: Any = (), /) -> None:
-        """Hook the output of a model, to read its gradient in the next backward pass."""
+        """Hook the outputs of a model, to read their gradients in the next backward pass."""
         found = list({id(t): t for t in tensors_of(output) if t.requires_grad and t.is_floating_point()}.values())
         self._calls += 1
-        if len(found) != 1 or self.is_over or self._calls > MAX_CALLS:  # of several outputs, any may be the prediction
+        if not 0 < len(found) <= MAX_OUTPUTS or self.is_over or self._calls > MAX_CALLS:
             return
-        (scores,) = found
-        if scores.is_cpu and scores.ndim and len(scores) >= MIN_SAMPLES:
-            self._range = range_of(scores)
-            if self._range and self._activation is None and not self._is_range_told:
-                self._activation = name_of_activation(scores, self._models)
-            self._handles.append(scores.register_hook(inert_hook(_OutputHook(self._read, scores.detach()))))
+        for place, scores in enumerate(found):
+            if scores.is_cpu and scores.ndim and len(scores) >= MIN_SAMPLES:
+                self._made_by[place] = self._maker_of(scores)
+                read = self._read.setdefault(place, [])
+                self._handles.append(scores.register_hook(inert_hook(_OutputHook(read, scores.detach()))))
 
     def find(self, loss: Any = None, /) -> Iterator[Observation]:
         """Yield an observation, after a backward pass, if predictions ceased to fit their targets, or fit again.
@@ -291,31 +315,49 @@ class TargetMatch:
             return
         number = to_float(loss.detach()) if isinstance(loss, Tensor) and loss.numel() == 1 else loss
         value = float(number) if isinstance(number, (float, int)) else math.nan
-        # a call without a gradient does not belong to the loss; scores that are not probabilities overflow
+        # a call without a gradient does not belong to the loss, and neither does a state that a model returns; of
+        # several outputs with a gradient, any may be the prediction
+        used = [place for place, read in self._read.items() if read]
+        read = self._read[used[0]] if len(used) == 1 else []
+        gain, found = None, []
+        # scores that are not probabilities overflow
         with np.errstate(all="ignore"):
-            is_complete = 0 < len(self._read) == self._calls <= MAX_CALLS
-            gain = _gain(self._read, value) if is_complete else None
-            out_of_range = self._judge_range(value) if is_complete else None
+            if 0 < len(read) == self._calls <= MAX_CALLS:
+                gain = _gain(read, value)
+                found = [*self._judge_single(read, self._made_by[used[0]], value)] if len(read) == 1 else []
         self.clear()
-        if out_of_range:
-            self._is_range_told = True
-            yield out_of_range
-        if observation := self._fit.add(gain):
+        yield from found
+        if not self._fit.is_over and (observation := self._fit.add(gain)):
             yield observation
 
-    def _judge_range(self, loss: float) -> Observation | None:
-        """Return an observation if targets of a squared error lie outside of the range of two outputs in a row."""
-        if self._range is None or self._is_range_told or len(self._read) > 1:
-            return None
-        scores, gradient = _concatenate(self._read, 0)
-        targets = targets_of_squares(scores, gradient, loss) if self._read[0].size == scores.size else None
-        before, self._beyond = self._beyond, 0.0 if targets is None else unreachable_share(targets, self._range)
+    def _maker_of(self, scores: Tensor) -> MadeBy:
+        last, limits = last_operation(scores), range_of(scores)
+        if limits is not None and self._activation is None and not self._is_range_told:
+            self._activation = name_of_activation(scores, self._models)
+        return MadeBy(limits, last is not None and operation(last) in LINEAR)
+
+    def _judge_single(self, read: list[OutputCall], made_by: MadeBy, loss: float) -> Iterator[Observation]:
+        """Yield what the only forward call of a step shows."""
+        scores, gradient = _concatenate(read, 0)
+        if read[0].size != scores.size:
+            return
+        if made_by.limits is not None and not self._is_range_told:
+            yield from self._judge_range(targets_of_squares(scores, gradient, loss), made_by.limits)
+        if self._contrast.is_over:
+            return
+        if observation := self._contrast.add(scores, gradient, loss, is_linear=made_by.is_linear):
+            yield observation
+
+    def _judge_range(self, targets: Floats | None, limits: OutputRange) -> Iterator[Observation]:
+        """Yield an observation if targets of a squared error lie outside of the range of two outputs in a row."""
+        before, self._beyond = self._beyond, 0.0 if targets is None else unreachable_share(targets, limits)
         share = min(before, self._beyond)  # one sample far away may be an error in the data
         if targets is None or share < MIN_UNREACHABLE:
-            return None
-        is_below = self._range.least - targets.min() > targets.max() - self._range.most
+            return
+        self._is_range_told = True
+        is_below = limits.least - targets.min() > targets.max() - limits.most
         values = {"share": share, "target": targets.min() if is_below else targets.max()}
-        return TARGETS_UNREACHABLE.observe(self._activation, values=values, activation=self._range.activation)
+        yield TARGETS_UNREACHABLE.observe(self._activation, values=values, activation=limits.activation)
 
 
 @final

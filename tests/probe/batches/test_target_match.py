@@ -174,3 +174,31 @@ def test_looks_go_on_from_a_saved_state_as_if_nothing_had_been(saved_at):
     found = seen(knowledge.__getitem__, saved_at=saved_at, **context)
 
     assert found == seen(knowledge.__getitem__, **context) == ["outputs-unpaired", "outputs-paired"]
+
+
+def test_a_state_that_is_returned_too_does_not_hide_the_prediction():
+    match, found = TargetMatch(nn.Identity()), []
+    torch.manual_seed(0)
+    for _ in range(WINDOW_SAMPLES):
+        targets, _ = classes()
+        scores, state = (0.3 * torch.randn(N, C)).requires_grad_(), torch.randn(N, 6, requires_grad=True)
+        match.watch((scores, state))
+        loss = F.cross_entropy(scores, targets)
+        loss.backward()
+        found += [kind for kind, *_ in match.find(loss)]
+
+    assert found == ["outputs-unpaired"]
+
+
+def test_two_outputs_with_a_gradient_are_not_judged():
+    match, found = TargetMatch(nn.Identity()), []
+    torch.manual_seed(0)
+    for _ in range(WINDOW_SAMPLES):
+        targets, _ = classes()
+        scores, other = ((0.3 * torch.randn(N, C)).requires_grad_() for _ in range(2))
+        match.watch((scores, other))
+        loss = F.cross_entropy(scores, targets) + other.square().mean()
+        loss.backward()
+        found += [kind for kind, *_ in match.find(loss)]
+
+    assert found == []

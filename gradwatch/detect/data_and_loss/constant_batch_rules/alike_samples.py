@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from gradwatch.detect.data_and_loss.constant_batch_rules.batch_size import are_points, is_surely_part, may_be_part
 from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import Sign
-from gradwatch.events import BATCH_ALIKE, INPUTS_ALIKE, POLICY, WHOLE_BATCH, EventKind
+from gradwatch.events import BATCH_ALIKE, INPUTS_ALIKE, LABELS_EQUAL, POLICY, WHOLE_BATCH, EventKind
 from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
 
@@ -62,6 +62,14 @@ def find_equal_samples(history: History) -> Iterator[Sign]:
             # a bandit has one state
             severity=Severity.INFO if any(events_of(history, POLICY)) else Severity.WARNING,
         )
+
+
+def find_equal_labels(history: History) -> Iterator[Sign]:
+    """Yield a sign if all labels that were read are one class."""
+    for event in events_of(history, LABELS_EQUAL):
+        evidence = Quantity(key="labels.equal", label="labels of one class", value=event.values["labels"])
+        since = int(history.steps("loss")[0])
+        yield Sign(f"the labels do not differ: {event.text}", (evidence,), since=since, severity=Severity.WARNING)
 
 
 def _kinds(history: History) -> tuple[EventKind, ...]:

@@ -4,7 +4,8 @@ Predictions (n, 1) against targets (n,) make n x n differences, of which the mod
 `view` instead of `transpose` mixes classes with time: the softmax then covers other values than the outputs at one
 position. A recurrent layer that gets (samples, steps, features) without `batch_first=True` runs along the samples.
 Labels that both the data set and the model shift are the token after the next one. A mask that is the opposite of what
-was meant lets an attention see nothing but padding.
+was meant lets an attention see nothing but padding. An error that is averaged before it is squared has one
+gradient for all samples, and an index too many gives all samples of a batch one target.
 """
 
 from __future__ import annotations
@@ -14,7 +15,16 @@ from collections.abc import Iterator
 from gradwatch.detect.data_and_loss.loss_plateau_rules.progress import loss_evidence
 from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import Sign
-from gradwatch.events import BROADCAST, MIXED_AXES, PADDING_ATTENDED, SEQUENCE_AXIS, TARGETS_AHEAD, TARGETS_UNREACHABLE
+from gradwatch.events import (
+    BROADCAST,
+    MIXED_AXES,
+    OUTPUTS_AVERAGED,
+    PADDING_ATTENDED,
+    SEQUENCE_AXIS,
+    TARGETS_AHEAD,
+    TARGETS_SHARED,
+    TARGETS_UNREACHABLE,
+)
 from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
 
@@ -25,6 +35,10 @@ def find_wrong_pairs(history: History) -> Iterator[Sign]:
         for event in events_of(history, kind):
             text = f"the loss compares the wrong pairs: {event.text}"
             yield Sign(text, loss_evidence(history), event.step, layer=event.layer, severity=Severity.WARNING)
+    for kind, effect in ((OUTPUTS_AVERAGED, "sees only the mean of the outputs"), (TARGETS_SHARED, "has one target")):
+        for event in events_of(history, kind):
+            text = f"the loss {effect} for each batch: {event.text}"
+            yield Sign(text, loss_evidence(history), event.step, severity=Severity.WARNING)
     for kind, effect in ((SEQUENCE_AXIS, "runs along the batch"), (PADDING_ATTENDED, "attends to padding")):
         for event in events_of(history, kind):
             text = f"{event.layer or 'a layer'} {effect}: {event.text}"
