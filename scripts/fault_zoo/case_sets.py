@@ -8,9 +8,10 @@ import pkgutil
 from scripts.fault_zoo import protocol
 from scripts.fault_zoo.protocol import Case
 
-SETS = ("dev", "opened", "published", "reports", "practice", "forums", "mailing", "trackers")
+SETS = ("dev", "opened", "published", "reports", "practice", "forums", "mailing", "trackers", "questions")
 """`dev` was open while gradwatch was written, `opened` judged an earlier version first, `published` holds reported
-bugs, and so do `reports`, `practice`, `forums`, `mailing` and `trackers`, by people who had not read gradwatch.
+bugs, and so do `reports`, `practice`, `forums`, `mailing`, `trackers` and `questions`, by people who had not read
+gradwatch.
 """
 
 
