@@ -325,6 +325,12 @@ WEIGHTS_STILL = EventKind(
     values={"steps": "steps"},
     text="no weight has changed in {steps:.0f} steps",
 )
+OPTIMIZER_REBUILT = EventKind(
+    name="optimizer-rebuilt",
+    meaning="Each update so far was made by a new optimizer.",
+    values={"updates": "updates"},
+    text="{updates:.0f} updates in a row were each made by a new {optimizer}",
+)
 WEIGHTS_ALIKE = EventKind(
     name="weights-alike",
     meaning="All initial elements of adjacent weight matrices are equal.",

@@ -40,6 +40,10 @@ class Loops:
         """Return the loop of an optimizer, or None."""
         return next((loop for loop in self._all if isinstance(loop, OptimizerLoop) and optimizer in loop), None)
 
+    def adopt(self, optimizer: Optimizer) -> bool:
+        """Give an optimizer to the loop that it continues, and return whether there is one."""
+        return any(isinstance(loop, OptimizerLoop) and loop.adopt(optimizer) for loop in self._all)
+
     def reached_by(self, loss: Tensor) -> list[OptimizerLoop | HandLoop]:
         """Return the loops whose parameters a loss depends on."""
         if len(self._all) < 2:

@@ -44,6 +44,7 @@ class OptimizerLoop:
         self._updates: Counter[int] = Counter()
         self._pending: list[Tensor] = []
         self._losses: dict[int, Tensor] = {}
+        self._num_updates = 0  # of the newest optimizer
         self._is_stepping = self._has_closure_loss = self._is_due = self._is_scaled = False
 
     def __contains__(self, optimizer: Optimizer) -> bool:
@@ -53,6 +54,17 @@ class OptimizerLoop:
     def num_optimizers(self) -> int:
         """Number of optimizers that the script still has."""
         return len(self._optimizers)
+
+    def adopt(self, optimizer: Optimizer) -> bool:
+        """Go on with another optimizer of the same parameters, if the one before has made a single update.
+
+        A script may build its optimizer again for each update. A stage of a training makes more updates with one.
+        """
+        if self._num_updates != 1 or self._is_due or self.params != params_of([optimizer]).keys():
+            return False
+        self._optimizers, self._expected = weakref.WeakSet([optimizer]), {id(optimizer)}
+        self._num_updates = 0
+        return True
 
     def on_backward(self, loss: Tensor, *, is_scaled: bool) -> None:
         """Keep a loss, just before its backward pass.
@@ -89,6 +101,7 @@ class OptimizerLoop:
         if not self._losses:
             return False
         self._updates[key] += 1
+        self._num_updates += 1
         self._expected.add(key)
         if self._updates[key] >= PATIENCE:  # the others are idle
             self._expected = set(self._updates)

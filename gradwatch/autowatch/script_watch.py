@@ -127,7 +127,7 @@ class ScriptWatch:
         if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
             return
         waiting = self._waiting()
-        if not waiting:
+        if not waiting or (len(waiting) == 1 and self.loops.adopt(waiting[0])):
             self._search(False)
             return
         held = params_of(waiting)
@@ -157,7 +157,8 @@ class ScriptWatch:
     @_harmless
     def before_step(self, optimizer: Optimizer) -> None:
         """Watch the loop of an optimizer if it is not watched yet."""
-        if self.loops.of(optimizer) is None and optimizer not in self._refused and _is_own(optimizer):
+        is_known = self.loops.of(optimizer) is not None or self.loops.adopt(optimizer)
+        if not is_known and optimizer not in self._refused and _is_own(optimizer):
             if max((clock for clock, ref in self._made if ref() is optimizer), default=0) > self._backward_at:
                 # others of this training may follow, one for each parameter: the next pass shows them all
                 self.loops.close_by_hand(params_of([optimizer]))

@@ -696,6 +696,20 @@ CAUSES: tuple[Cause, ...] = (
         source="PyTorch, torch.optim, https://pytorch.org/docs/stable/optim.html",
     ),
     Cause(
+        id="optimizer-in-the-loop",
+        name="optimizer built again for each update",
+        leads={"not-optimized": 20},
+        explains={"oscillating-gradient": 3, "learning-rate-too-high": 3, "loss-plateau": 1.5},
+        requires=frozenset({Condition.OPTIMIZER_REBUILT}),
+        because=(
+            "A new Adam divides each gradient by its own size, so each weight moves by the whole rate each time, and "
+            "the noise of the batches is not averaged."
+        ),
+        confirm="Print len(optimizer.state) just before optimizer.step(): it is 0 at every step.",
+        remedies=("build_once",),
+        source="Kingma & Ba 2015, https://arxiv.org/abs/1412.6980, sec. 2.1 and 3",
+    ),
+    Cause(
         id="updates-missing",
         name="optimizer step without an update",
         leads={"not-optimized": 12},

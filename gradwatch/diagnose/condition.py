@@ -196,6 +196,9 @@ class Condition(enum.Enum):
     LABELS_EQUAL = enum.auto()
     """All labels that were read are one class."""
 
+    OPTIMIZER_REBUILT = enum.auto()
+    """Each update was made by a new optimizer."""
+
     NEVER_STEPPED = enum.auto()
     """No optimizer has made a step, and no weight has moved."""
 

@@ -212,6 +212,7 @@ KNOWN: dict[str, Build] = {
         "loss = (model(inputs) - targets).square().mean()",
     ),
     "own_targets": _either("compare each output with the target of its own sample"),
+    "build_once": _either("build the optimizer, and its scheduler, once before the loop"),
     "call_step": _either("call optimizer.step() after loss.backward()", "optimizer.step()"),
     "make_updates": _either(
         "find out why optimizer.step() changes nothing: gradients that are cleared before it, a step that returns early"

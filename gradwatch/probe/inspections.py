@@ -31,6 +31,7 @@ from gradwatch.probe.policy.probe import PART as POLICY_PART
 from gradwatch.probe.policy.probe import PolicyProbe
 from gradwatch.probe.updates.outside_moves import OutsideMoves
 from gradwatch.probe.updates.parameter_changes import ParameterChanges
+from gradwatch.probe.updates.rebuilt import RebuiltOptimizers
 from gradwatch.probe.updates.standstill import Standstill
 from gradwatch.records import Event, LayerInfo
 
@@ -96,6 +97,7 @@ class Inspections:
         self._readers = readers
         self._zero_grad, self._left_gradients = zero_grad, left_gradients
         self._moves, self._standstill = OutsideMoves(params, layers), Standstill(params, layers)
+        self._rebuilt = RebuiltOptimizers(params, layers)
         self._changes = ParameterChanges(models, params, layers, optimizers)
         # before the first step: later the weights have moved
         initial = [
@@ -158,6 +160,7 @@ class Inspections:
             *(self._find("the kept graphs", partial(self._outputs.find, loss, step)) if self._outputs else ()),
             *self._find("the weights outside of the optimizer", partial(self._moves.find, step)),
             *self._find("the weights of the optimizer", partial(self._standstill.find, step)),
+            *self._find("the optimizers that make the updates", self._rebuilt.find),
             *self._find("the random draws", partial(self._draws.find, step=step, is_validated=is_validated)),
         ]
         found += [observation for observation in later if observation.place not in self._known]
@@ -212,6 +215,7 @@ class Inspections:
         self.policy.close()
         self._functional.close()
         self._draws.close()
+        self._rebuilt.close()
         if self._zero_grad:
             self._zero_grad.close()
         if self._left_gradients:

@@ -181,6 +181,27 @@ def test_each_training_of_a_script_has_its_own_run(unedited, monitors, tmp_path,
     assert capsys.readouterr().err.count("no problems found in") == 3
 
 
+def test_an_optimizer_that_is_built_again_for_each_update_is_one_training(unedited, monitors, tmp_path, capsys):
+    with unedited(run=str(tmp_path / "run")):
+        model = make()
+        for _ in range(30):
+            train(model, torch.optim.Adam(model.parameters()), steps=1)
+    monitors[-1].close()
+
+    (folder,) = tmp_path.iterdir()
+    assert len(gradwatch.load_run(folder).history["loss"]) == 30
+    assert "optimizer built again for each update" in capsys.readouterr().err
+
+
+def test_stages_of_a_training_with_an_optimizer_each_have_their_own_runs(unedited, monitors, tmp_path):
+    with unedited(run=str(tmp_path / "run")):
+        model = make()
+        for steps in (STEPS, STEPS, 1):
+            train(model, torch.optim.Adam(model.parameters()), steps=steps)
+
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["run", "run-2", "run-3"]
+
+
 def count_of(kind):
     gc.collect()
     return sum(type(thing) is kind for thing in gc.get_objects())

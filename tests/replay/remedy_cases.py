@@ -35,6 +35,7 @@ class Loop:
     steps: int = 60
     clears: Callable[[bool], bool] = lambda fixed: True
     updates: Callable[[bool], bool] = lambda fixed: True
+    rebuilds: Callable[[bool], bool] = lambda fixed: False
     batch: Callable[[int, bool], tuple[torch.Tensor, torch.Tensor]] | None = None
     held_out: Callable[[nn.Module], torch.Tensor] | None = None
     is_code: bool = False
@@ -70,7 +71,7 @@ def run(case, *, code="", fixed=False):
             if is_each and "backward" not in code:
                 exec(code, scope)
             if case.updates(fixed):
-                optimizer.step()
+                (case.optimizer(model, fixed) if case.rebuilds(fixed) else optimizer).step()
             is_validated = case.held_out and step % VALIDATION_STEPS == VALIDATION_STEPS - 1
             monitor.step(loss, batch=x, val_loss=validate(case, model) if is_validated else None)
     return monitor
@@ -593,6 +594,13 @@ LOOPS = {
         remedy="call_step",
         model=lambda _: mlp(),
         updates=bool,
+    ),
+    "rebuilt": Loop(
+        kind="not-optimized",
+        cause="optimizer-in-the-loop",
+        remedy="build_once",
+        model=lambda _: mlp(),
+        rebuilds=lambda fixed: not fixed,
     ),
     "black": Loop(
         kind="constant-batch",

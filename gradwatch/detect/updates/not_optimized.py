@@ -33,6 +33,7 @@ from gradwatch.detect.updates.not_optimized_rules.examples import (
 from gradwatch.detect.updates.not_optimized_rules.recovered import find_recovery
 from gradwatch.detect.updates.not_optimized_rules.stuck import (
     find_missing_updates,
+    find_rebuilt_optimizers,
     find_uncalled_optimizers,
     find_unchanged_parameters,
 )
@@ -42,7 +43,7 @@ from gradwatch.detect.updates.not_optimized_rules.unowned import (
     find_unowned_parameters,
     find_unregistered_tensors,
 )
-from gradwatch.events import NOTHING_TRAINABLE, PARAMETERS_NEW, UNHELD, UNREGISTERED
+from gradwatch.events import NOTHING_TRAINABLE, OPTIMIZER_REBUILT, PARAMETERS_NEW, UNHELD, UNREGISTERED
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding
@@ -68,7 +69,7 @@ class NotOptimized:
     clipped after each step may all reach the bound.
 
     When it is withdrawn: each of its tensors moved at `samples` + 1 measurements in a row, or something else than the
-    optimizers moved it. (3) and (6) to (8) are never withdrawn.
+    optimizers moved it. (3), (6) to (8) and (10) are never withdrawn.
 
     How it is detected: (1) A trainable tensor has a gradient, and no optimizer held it when the monitor attached. It is
     left out if something else moves it, such as another optimizer, a master copy, or the loop by hand: its measured
@@ -84,6 +85,7 @@ class NotOptimized:
     after `watch`, or takes the place of one, and no optimizer holds it. (8) The loss reaches tensors that no watched
     model and no optimizer holds, such as class centers or loss weights. They do not move, and nothing clears their
     gradient (info). (9) No optimizer has made a step in the first 40, there are gradients, and no weight has moved.
+    (10) Each of the first 20 updates is made by a new optimizer, which would keep averages of the gradients.
 
     Exceptions to the rules: a backbone may be left out on purpose without freezing it. Fine-tuning a head looks like
     this: the tensors come first in the model, and an optimizer holds everything after them. That is reported as info,
@@ -126,6 +128,7 @@ class NotOptimized:
         yield from find_nothing_to_train(self, history)
         yield from find_unregistered_tensors(self, history)
         yield from find_uncalled_optimizers(self, history)
+        yield from find_rebuilt_optimizers(self, history)
         structure = structure_of(history)
         ratio_L = history.param.newest("update.ratio")  # nan where updates were not measured
         largest = np.fmax.reduce(ratio_L, initial=np.nan)  # ignores nan
@@ -189,6 +192,9 @@ class NotOptimized:
         yield Example("so is what an optimizer holds, and does not move", make_stuck(4, moves=True))
         yield Example("one of two is moved so, and the other never", make_moved(11, 11, 5, 11), ("layers.5.weight",))
         yield Example("optimizer.step is never called", make_uncalled(), (None,))
+        text = "20 updates in a row were each made by a new Adam"
+        rebuilt = Synthetic(steps=40).add_event(OPTIMIZER_REBUILT, text=text, values={"updates": 20.0})
+        yield Example("the loop builds the optimizer in each step", rebuilt.history(), (None,))
         yield Example("a gradient scaler skips all updates", make_uncalled(loss_scale=1024.0))
         idle = Synthetic(steps=40)
         idle.update_factor_TL[:] = 0

@@ -22,7 +22,7 @@ from gradwatch.detect.updates.not_optimized_rules.measurements import (
     is_round,
     measured_updates,
 )
-from gradwatch.events import WEIGHTS_STILL
+from gradwatch.events import OPTIMIZER_REBUILT, WEIGHTS_STILL
 from gradwatch.history.store import Floats, History
 from gradwatch.records import Finding, Quantity, Severity
 
@@ -99,6 +99,19 @@ def find_uncalled_optimizers(detector: HasCode, history: History) -> Iterator[Fi
                 onset=int(history.steps("skipped")[0]),
                 severity=Severity.CRITICAL,
             )
+
+
+def find_rebuilt_optimizers(detector: HasCode, history: History) -> Iterator[Finding]:
+    """Yield the run if a new optimizer makes each update."""
+    for event in events_of(history, OPTIMIZER_REBUILT):
+        yield finding_of(
+            detector,
+            history,
+            f"the optimizer has no memory: {event.text}",
+            Quantity(key="optimizers", label="new optimizers", value=event.values["updates"]),
+            onset=int(history.steps("skipped")[0]),
+            severity=Severity.WARNING,
+        )
 
 
 def _others_move(history: History, ratio_TL: Floats, least: float) -> bool:
