@@ -334,9 +334,9 @@ CAUSES: tuple[Cause, ...] = (
         name="constant output",
         leads={"no-gradient": 8},
         explains={"saturated-activation": 4, "loss-plateau": 3, "dead-layer": 2},
-        requires=frozenset({Condition.WHOLE_RUN}),
+        requires=frozenset({Condition.UNMOVED}),
         conditions={Condition.CONSTANT_OUTPUT: 4},
-        because="No weight changes the loss, so the output is constant: a softmax over one unit, for example.",
+        because="The output is the same, whatever the weights before it: a softmax over one unit, for example.",
         confirm="Perturb the weights and compare the outputs: they do not change.",
         remedies=("single_unit",),
         source="StackOverflow 42800203, https://stackoverflow.com/questions/42800203",
@@ -346,7 +346,9 @@ CAUSES: tuple[Cause, ...] = (
         name="branch multiplied by zero",
         leads={"no-gradient": 3, "dead-layer": 4, "saturated-activation": 0.3},
         explains={"vanishing-gradient": 1.5, "saturated-activation": 3, "layer-imbalance": 1.5},
-        excludes=frozenset({Condition.WHOLE_RUN, Condition.LAST_ACTIVATION, Condition.NONE_GRADIENT}),
+        excludes=frozenset(
+            {Condition.WHOLE_RUN, Condition.LAST_ACTIVATION, Condition.NONE_GRADIENT, Condition.CONSTANT_OUTPUT}
+        ),
         conditions={Condition.ZERO_GRADIENT: 4, Condition.SHUT: 20},
         because="A closed gate, or a frozen normalization scale of zero, multiplies the gradient by zero.",
         confirm="Print what multiplies the layer's output: the bias of its gate, the scale of its normalization.",

@@ -220,6 +220,9 @@ class Condition(enum.Enum):
     CONSTANT_OUTPUT = enum.auto()
     """The autograd graph shows a constant output."""
 
+    UNMOVED = enum.auto()
+    """The finding is for the whole run, or the gradient of a layer is zero and the graph shows a constant output."""
+
     SOFTMAX_OVER_BATCH = enum.auto()
     """The autograd graph contains a softmax over the batch dimension."""
 

@@ -209,6 +209,9 @@ def _of_norms(history: History, leading: Finding) -> dict[Condition, bool]:
 
 def _of_events(history: History, leading: Finding) -> dict[Condition, bool]:
     kinds = {event.kind for event in history.events if event.step <= leading.step}
+    is_constant = CONSTANT_SOFTMAX.name in kinds
+    # a layer that the loss does not use has a gradient of None
+    is_zero = any(q.key == "grad.is_none" and q.value == 0 for q in leading.evidence)
     return {
         Condition.BROADCAST: BROADCAST.name in kinds,
         Condition.SEQUENCE_AXIS: SEQUENCE_AXIS.name in kinds,
@@ -222,7 +225,8 @@ def _of_events(history: History, leading: Finding) -> dict[Condition, bool]:
         Condition.PADDING_READ: "padding.fall_decades" in {q.key for f in history.findings for q in f.evidence},
         Condition.PADDING_ATTENDED: PADDING_ATTENDED.name in kinds,
         Condition.SINGULAR_FORMULA: bool(kinds & {SINGULAR.name, LOG_OF_SOFTMAX.name}),
-        Condition.CONSTANT_OUTPUT: CONSTANT_SOFTMAX.name in kinds,
+        Condition.CONSTANT_OUTPUT: is_constant,
+        Condition.UNMOVED: leading.layer is None or (is_constant and is_zero),
         Condition.SOFTMAX_OVER_BATCH: SOFTMAX_OVER_BATCH.name in kinds,
         Condition.SEVERAL_HEADS: HEADS.name in kinds,
         Condition.UNREGISTERED: UNREGISTERED.name in kinds,

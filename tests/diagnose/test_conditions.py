@@ -9,6 +9,7 @@ from gradwatch.diagnose.condition import Condition
 from gradwatch.diagnose.conditions import conditions_of
 from gradwatch.diagnose.gradient_noise import noise_scale
 from gradwatch.diagnose.rank import diagnose
+from gradwatch.events import CONSTANT_SOFTMAX
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.history.synthetic.edit import with_statistic
 from gradwatch.records import Event, Finding, Quantity, Severity
@@ -196,6 +197,16 @@ def test_a_gate_that_is_shut_for_every_sample_is_not_laid_to_the_inputs():
     history, finding = of_an_activation("Sigmoid", mean=2e-9, std=1e-10)
 
     assert top(history, finding) == "zeroed-branch"
+
+
+@pytest.mark.parametrize(("is_none", "cause"), [(0, "constant-output"), (1, "detached-layer")])
+def test_a_softmax_over_one_unit_explains_a_head_with_a_zero_gradient_but_no_unused_head(is_none, cause):
+    made = Synthetic(steps=40)
+    history, head = made.history(), made.info.layers[-1].module
+    history.add_event(CONSTANT_SOFTMAX.observe(head).at(0))
+    evidence = (Quantity(key="grad.is_none", value=is_none),)
+
+    assert top(history, found("no-gradient", 10, layer=head, evidence=evidence)) == cause
 
 
 def test_a_sigmoid_at_both_ends_is_laid_to_its_inputs():
