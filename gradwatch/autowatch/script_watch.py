@@ -10,7 +10,7 @@ import os
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, final
 
 import torch
@@ -192,6 +192,11 @@ class ScriptWatch:
     def _attach(self, optimizers: Sequence[Optimizer], *, running: nn.Module | None) -> None:
         """Watch the models of optimizers."""
         self._search(False)
+        # before the search, which reads all objects of the process: a test suite may train a thousand models
+        if self.loops.num_begun >= MAX_LOOPS:
+            self.loops.close_before(_made_at(optimizers, self._made))
+            self._refuse(f"it is number {MAX_LOOPS + 1} of this script", optimizers)
+            return
         with self._attaching():
             models = find_models(params_of(optimizers), running=running)
             held = {id(param) for model in models.values() for param in model.parameters()}
@@ -199,8 +204,7 @@ class ScriptWatch:
             if not moving:
                 self._refuse(NO_MODULE, optimizers)
                 return
-            ids = set(map(id, moving))
-            self.loops.close_before(min((clock for clock, ref in self._made if id(ref()) in ids), default=0))
+            self.loops.close_before(_made_at(moving, self._made))
             try:
                 self._watch(models, moving, running)
             except GradwatchError as error:
@@ -222,7 +226,7 @@ class ScriptWatch:
 
     def _attach_by_hand(self, loss: Tensor) -> None:
         """Watch a loop without an optimizer: the weights may move by hand. No step is recorded before they do."""
-        if self._num_unknown >= MAX_UNKNOWN_LOSSES:
+        if self._num_unknown >= MAX_UNKNOWN_LOSSES or self.loops.num_begun >= MAX_LOOPS:
             return
         self._num_unknown += 1
         with self._attaching():
@@ -238,7 +242,7 @@ class ScriptWatch:
     def _call_watch(
         self, models: Mapping[str, nn.Module], optimizers: Sequence[Optimizer], scaler: GradScaler | None
     ) -> Monitor | None:
-        """Call `watch`. Return None if the script calls it itself, or has too many loops."""
+        """Call `watch`. Return None if the script calls it itself."""
         # not before: most processes train nothing
         from gradwatch.monitor import watch as module
         from gradwatch.monitor.calls import calls
@@ -246,9 +250,6 @@ class ScriptWatch:
         if calls.number > self._num_calls:
             self._settings.mark_seen()
             self.end()
-            return None
-        if self.loops.num_begun >= MAX_LOOPS:
-            self._refuse(f"it is number {MAX_LOOPS + 1} of this script", optimizers)
             return None
         settings = self._settings
         self._num_calls += 1
@@ -315,6 +316,12 @@ def _is_own(optimizer: Optimizer) -> bool:
     """Return whether the script made an optimizer, rather than gradwatch as a stand-in."""
     hand_updates = sys.modules.get("gradwatch.monitor.readings.hand_updates")
     return hand_updates is None or not isinstance(optimizer, hand_updates.HandUpdates)
+
+
+def _made_at(optimizers: Sequence[Optimizer], made: Iterable[tuple[int, weakref.ref[Optimizer]]]) -> int:
+    """Return the clock of the script when the first of some optimizers was made."""
+    ids = set(map(id, optimizers))
+    return min((clock for clock, ref in made if id(ref()) in ids), default=0)
 
 
 def _kinds(optimizers: Sequence[Optimizer]) -> str:

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 import gradwatch
+from gradwatch.autowatch import script_watch
+from gradwatch.autowatch.search import find_models
 from gradwatch.config.load import load_config
 from gradwatch.train.loop import train as train_config
 
@@ -205,6 +207,23 @@ def test_stages_of_a_training_with_an_optimizer_each_have_their_own_runs(unedite
 def count_of(kind):
     gc.collect()
     return sum(type(thing) is kind for thing in gc.get_objects())
+
+
+def test_trainings_above_the_limit_end_the_last_one_and_cost_no_search(unedited, monitors, monkeypatch, capsys):
+    searches = []
+    monkeypatch.setattr(script_watch, "MAX_LOOPS", 1)
+    monkeypatch.setattr(
+        script_watch, "find_models", lambda *args, **options: searches.append(args) or find_models(*args, **options)
+    )
+
+    with unedited() as script:
+        for _ in range(3):
+            model = make()
+            train(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        assert not script.loops
+
+    assert (len(searches), len(monitors)) == (1, 1)
+    assert capsys.readouterr().err.count("it is number 2 of this script") == 1
 
 
 def test_models_of_earlier_trainings_are_not_kept(unedited, monitors):
