@@ -120,7 +120,7 @@ class RepeatedSamples:
         if not self._is_held and is_all_of_a_loader(samples):
             yield WHOLE_BATCH.emit(step=step, values={"samples": samples})
         # a batch that is a slice of the whole data set has the same owner at each step
-        elif self._is_held and self._is_exact and _owner(leaf).numel() == leaf.numel():
+        elif self._is_held and self._is_exact and _owner(leaf).nbytes == leaf.nbytes:
             yield TENSOR_HELD.emit(step=step)
 
 
@@ -162,9 +162,11 @@ def _groups(batch: Any) -> list[list[Tensor]]:
     leaves = [*tensors(batch)]
     if any(leaf.layout != torch.strided for leaf in leaves):
         return []  # the samples are in a sparse tensor, and the labels alone may repeat
+    # a complex number is two numbers; a view of them still belongs to the tensor of the batch
+    leaves = [torch.view_as_real(leaf.resolve_conj()) if leaf.is_complex() else leaf for leaf in leaves]
     found = [leaf for leaf in leaves if leaf.device.type == "cpu"]
     found = [leaf for leaf in found if leaf.ndim > 1 or (leaf.ndim == 1 and not leaf.is_floating_point())]
-    if not found or any(leaf.is_complex() or not leaf.numel() for leaf in found):
+    if not found or any(not leaf.numel() for leaf in found):
         return []
     first, is_point = found[0], found[0].is_floating_point()
     # coordinates may come as several tensors, and pairs as two vectors of integers

@@ -86,7 +86,9 @@ def test_samples_that_are_all_the_same_are_marked(batch_at, is_equal):
 
 
 def test_one_tensor_that_is_handed_over_again_is_reported_but_no_slice_of_another():
-    for batch, kinds in ((X, ["tensor-held"]), (SAME, []), (X.clone(), ["tensor-held"])):
+    waves = torch.complex(X, X)
+    held = ["tensor-held"]
+    for batch, kinds in ((X, held), (SAME, []), (X.clone(), held), (waves, held), (waves[:32], [])):
         samples = RepeatedSamples()
         assert [event.kind for step in (0, 1) for event in samples.inspect(batch, step=step)] == kinds
 
