@@ -116,6 +116,12 @@ BROADCAST = EventKind(
     values={"samples": "samples"},
     text="prediction and target of shapes {shapes} broadcast to {samples:.0f} x {samples:.0f} differences",
 )
+POOLED = EventKind(
+    name="graph-pooled",
+    meaning="A single prediction, made of all samples of a batch, is broadcast against their targets.",
+    values=BROADCAST.values,
+    text="a single prediction is compared with {samples:.0f} targets, as the model pools all samples of the batch",
+)
 MIXED_AXES = EventKind(
     name="graph-mixed",
     meaning="A view before the loss mixes the outputs of several samples or positions in one softmax.",
@@ -270,7 +276,7 @@ UNREGISTERED = EventKind(
     name="parameters-unregistered",
     meaning="The loss uses parameters that `parameters()` does not return, and nothing updates them.",
     values={"tensors": "tensors"},
-    text="the loss uses {tensors:.0f} tensors in `{attribute}`, {reason}",
+    text="the loss uses {what}, {reason}",
 )
 UNHELD = EventKind(
     name="parameters-unheld",

@@ -646,8 +646,11 @@ CAUSES: tuple[Cause, ...] = (
         leads={"not-optimized": 20},
         explains={"loss-plateau": 2},
         requires=frozenset({Condition.UNREGISTERED}),
-        because="Modules in a plain list are not submodules: parameters(), to() and state_dict() leave them out.",
-        confirm="Print the names of model.named_parameters(): the parameters of the list are missing.",
+        because=(
+            "Modules in a plain list are not submodules: parameters(), to() and state_dict() leave them out. A "
+            "parameter that forward() makes is missing as well, and is drawn again at each step."
+        ),
+        confirm="Print the names of model.named_parameters(): these are missing.",
         remedies=("register",),
         source="PyTorch, nn.ModuleList, https://pytorch.org/docs/stable/generated/torch.nn.ModuleList.html",
     ),

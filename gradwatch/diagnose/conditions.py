@@ -30,6 +30,7 @@ from gradwatch.events import (
     OPTIMIZER_REBUILT,
     OUTPUTS_AVERAGED,
     PADDING_ATTENDED,
+    POOLED,
     RANK_LOSS_NONFINITE,
     SEQUENCE_AXIS,
     SINGULAR,
@@ -213,7 +214,7 @@ def _of_events(history: History, leading: Finding) -> dict[Condition, bool]:
     # a layer that the loss does not use has a gradient of None
     is_zero = any(q.key == "grad.is_none" and q.value == 0 for q in leading.evidence)
     return {
-        Condition.BROADCAST: BROADCAST.name in kinds,
+        Condition.BROADCAST: bool(kinds & {BROADCAST.name, POOLED.name}),
         Condition.SEQUENCE_AXIS: SEQUENCE_AXIS.name in kinds,
         Condition.TARGETS_AHEAD: TARGETS_AHEAD.name in kinds,
         Condition.OUTPUTS_AVERAGED: OUTPUTS_AVERAGED.name in kinds,

@@ -256,7 +256,8 @@ KNOWN: dict[str, Build] = {
         own_code.parameters_code,
     ),
     "register": _either(
-        "keep {where} in nn.ModuleList, nn.ModuleDict or nn.ParameterList before the optimizer is built"
+        "make each parameter in __init__, before the optimizer is built, and keep {where} in nn.ModuleList, "
+        "nn.ModuleDict or nn.ParameterList"
     ),
     "balance_tasks": _either("normalize the targets, or weight the losses so that {where} does not dominate"),
     "over_classes": _either("apply the softmax over the classes: dim=1"),

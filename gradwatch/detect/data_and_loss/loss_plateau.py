@@ -39,6 +39,7 @@ from gradwatch.events import (
     PADDING_ATTENDED,
     PAIRED,
     POLICY,
+    POOLED,
     SEQUENCE_AXIS,
     TARGETS_AHEAD,
     TARGETS_SHARED,
@@ -255,6 +256,8 @@ class LossPlateau:
         yield Example("labels that are shifted two times", ahead.history(), (None,))
         shown = Synthetic(steps=20).add_event(PADDING_ATTENDED, layer="layers.3", text="its mask shows the padding")
         yield Example("a mask of attention shows the padding only", shown.history(), ("layers.3",))
+        pooled = Synthetic(steps=20).add_event(POOLED, text="a single prediction is compared with 32 targets")
+        yield Example("a model pools all graphs of a batch into one", pooled.history(), (None,))
         mean = Synthetic(steps=40).add_event(OUTPUTS_AVERAGED, step=30, text="the gradient is the same for all outputs")
         yield Example("the error is averaged before it is squared", mean.history(), (None,))
         one = Synthetic(steps=40).add_event(TARGETS_SHARED, step=30, text="all samples have the same target")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradwatch.attempts import Attempts
-from gradwatch.events import BROADCAST, CUT, DERIVATIVE, LOG_OF_SOFTMAX, SINGULAR, UNSTABLE, Observation, Place
+from gradwatch.events import BROADCAST, CUT, DERIVATIVE, LOG_OF_SOFTMAX, POOLED, SINGULAR, UNSTABLE, Observation, Place
 from gradwatch.formulas import Formula, stable_code
 from gradwatch.probe.device.dtensor import gathers
 from gradwatch.probe.graph.cross_entropy import find_chance_loss, find_class_bias
@@ -19,7 +20,7 @@ from gradwatch.probe.graph.embeddings import find_embedding_uses
 from gradwatch.probe.graph.empty_means import find_empty_means
 from gradwatch.probe.graph.entropy import find_minimized_entropy
 from gradwatch.probe.graph.graph import LEAF, Graph, Node, operation, shape
-from gradwatch.probe.graph.loss_rules import RULES, GraphMatch, Rule, match_divergence
+from gradwatch.probe.graph.loss_rules import LINEAR, RULES, GraphMatch, Rule, match_divergence
 from gradwatch.probe.graph.output_heads import find_heads, find_parallel_modules
 from gradwatch.probe.graph.output_uses import find_chosen_outputs, find_output_pairs
 from gradwatch.probe.graph.sequence_axis import ROW_LOSSES, match_sequence_axis
@@ -35,6 +36,9 @@ READ_STEPS = frozenset({0, 1, 8})
 
 NAN_INSPECTIONS = 3
 """Number of further reads, at the first steps with a loss or gradients that are not finite."""
+
+MIN_TARGETS = 8
+"""Minimum number of targets that a single prediction is compared with."""
 
 MAX_SINGULARITIES = 3
 MAX_CUTS = 8
@@ -257,14 +261,24 @@ def is_due(step: int) -> bool:
 
 
 def _match_broadcast(graph: Graph, node: Node) -> GraphMatch | None:
-    """Match a prediction of n values that is broadcast against a target of n values into n x n differences."""
+    """Match a prediction of n values that is broadcast against n targets into n x n differences, or a single one."""
     inputs = graph.inputs(node)
     # a target is a constant: the only input with a node is the prediction
-    if operation(node) not in ("Sub", "Rsub", "Expand") or len(inputs) != 1 or not _is_squared(node, inputs[0]):
+    if operation(node) not in ("Sub", "Rsub", "Expand") or len(inputs) != 1:
+        return None
+    if math.prod(shape(inputs[0])) == 1 and _is_pooled(graph, inputs[0], samples=math.prod(shape(node))):
+        return GraphMatch(node, POOLED.observe(values={"samples": math.prod(shape(node))}))
+    if not _is_squared(node, inputs[0]):
         return None
     n, *rest = shape(inputs[0])
     shapes = f"({n}, 1) and ({n},)" if rest else f"({n},) and ({n}, 1)"
     return GraphMatch(node, BROADCAST.observe(values={"samples": n}, shapes=shapes))
+
+
+def _is_pooled(graph: Graph, prediction: Node, *, samples: int) -> bool:
+    """Return whether a layer has as many rows as there are targets, or more, although one number is left of them."""
+    rows = (shape(node)[:1] for node in graph.below(prediction) if operation(node) in LINEAR)
+    return samples >= MIN_TARGETS and any(first >= (samples,) for first in rows)
 
 
 def _is_squared(node: Node, prediction: Node) -> bool:

@@ -43,11 +43,12 @@ class UnregisteredParams:
     """Compare the parameters that losses reach with those that `parameters()` returns, at two steps.
 
     PyTorch registers a module or parameter that is assigned to an attribute. It does not register one in a list, tuple
-    or dict, a plain tensor that requires a gradient, or a tensor computed from a parameter. An optimizer of
-    `model.parameters()` never sees these. The graph also holds parameters of other models (a critic, a teacher). So a
-    parameter counts only if an attribute of this model holds it and nothing has moved it between the two steps. Then
-    its version counter, which each in-place update raises, and its fingerprint are unchanged. A tensor that is the
-    input of a layer, such as points at which a solution is differentiated, is not a parameter.
+    or dict, a plain tensor that requires a gradient, a tensor computed from a parameter, or a parameter that each
+    forward pass makes. An optimizer of `model.parameters()` never sees these. The graph also holds parameters of other
+    models (a critic, a teacher). So a parameter counts only if an attribute of this model holds it and nothing has
+    moved it between the two steps. Then its version counter, which each in-place update raises, and its fingerprint are
+    unchanged. A tensor that is the input of a layer, such as points at which a solution is differentiated, is not a
+    parameter.
 
     Args:
         models: A model, or several by name.
@@ -59,6 +60,9 @@ class UnregisteredParams:
         # weak references: a probe must not keep the tensors of a discarded model alive
         self._seen: list[tuple[weakref.ref[Tensor], tuple[int, bytes]]] = []
         self._gradients: dict[int, tuple[weakref.ref[Tensor], float]] = {}
+        self._others: list[
+            tuple[weakref.ref[Tensor], torch.Size]
+        ] = []  # parameters at the first step, and their shapes
         self._held = held
 
     def find(self, graph: Graph, known: Mapping[Tensor, int], *, step: int) -> Iterator[Observation]:
@@ -74,15 +78,19 @@ class UnregisteredParams:
         found = [node.variable for node in leaves if not _is_input(graph, node, known) and has_values(node.variable)]
         if step < SECOND_LOOK_STEP:
             self._seen = self._seen or [(weakref.ref(param), _state(param)) for param in found]
+            others = [param for param in found if isinstance(param, nn.Parameter)]
+            self._others = self._others or [(weakref.ref(param), param.shape) for param in others]
             self._gradients = {id(p): (weakref.ref(p.grad), _norm(p.grad)) for p in found if p.grad is not None}
             return
+        yield from self._find_remade(found, num_known=len(graph.of(LEAF)) - len(leaves))
         # by `id`, since a tensor compares elementwise; the weak reference shows that the object is still the same
         before = {id(param): state for ref, state in self._seen if (param := ref()) is not None}
         unmoved = {id(param) for param in found if id(param) in before and before[id(param)] == _state(param)}
         for name, params, reason in self._attributes() if unmoved else ():
             mine = {id(param) for param in params} & unmoved
             if mine:
-                yield UNREGISTERED.observe(name, values={"tensors": len(mine)}, attribute=name, reason=reason)
+                what = f"{len(mine)} tensors in `{name}`"
+                yield UNREGISTERED.observe(name, values={"tensors": len(mine)}, what=what, reason=reason)
             unmoved -= mine
         # the gradient of another learner's parameter is cleared by its optimizer: here each backward pass adds to it
         kept = [p for p in found if id(p) in unmoved and id(p) not in self._held and self._adds_up(p)]
@@ -90,6 +98,23 @@ class UnregisteredParams:
             shapes = ", ".join(sorted({str(tuple(param.shape)) for param in kept})[:MAX_SHAPES])
             what = f"{len(kept)} tensor{'s' if len(kept) > 1 else ''} of shape {shapes}"
             yield UNHELD.observe(values={"tensors": len(kept)}, what=what)
+
+    def _find_remade(self, found: Sequence[Tensor], *, num_known: int) -> Iterator[Observation]:
+        """Yield an observation if a forward pass makes parameters that the next one makes anew.
+
+        Args:
+            found: Parameters that the model does not have.
+            num_known: Number of those that it has: a loss with more of the others is that of a copy of the model.
+        """
+        used = set(map(id, found))
+        before = {id(param) for ref, _ in self._others if (param := ref()) is not None}
+        gone = {shape for ref, shape in self._others if (param := ref()) is None or id(param) not in used}
+        new = [param for param in found if isinstance(param, nn.Parameter) and id(param) not in before]
+        made = [param for param in new if param.shape in gone and id(param) not in self._held]
+        if 0 < len(made) <= num_known:
+            what = f"a parameter of shape {tuple(made[0].shape)}"
+            reason = "which each forward pass makes anew"
+            yield UNREGISTERED.observe(values={"tensors": len(made)}, what=what, reason=reason)
 
     def _adds_up(self, param: Tensor) -> bool:
         """Return whether the gradient of a parameter is the object of an earlier step, and has grown."""

@@ -16,6 +16,7 @@ from gradwatch.probe.graph.reader import LossGraphReader
 from gradwatch.probe.parameters import list_parameters
 
 X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
+TARGETS = torch.linspace(-1, 1, len(X))
 CLASSES = torch.arange(16) % 3
 BINARY = (torch.arange(16) % 2).float()[:, None]
 SOFT = torch.softmax(torch.randn(16, 3, generator=torch.Generator().manual_seed(1)), 1)
@@ -283,6 +284,26 @@ def test_a_target_that_is_broadcast_against_the_prediction_is_found(name):
     assert found == {("broadcast", "2")}
     assert "(16, 1)" in event.text
     assert "16 x 16" in event.text
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        pytest.param(lambda pooled: F.mse_loss(pooled, TARGETS), id="mse_loss"),
+        pytest.param(lambda pooled: (pooled.squeeze() - TARGETS).abs().mean(), id="by hand"),
+        pytest.param(lambda pooled: F.smooth_l1_loss(pooled[0], TARGETS), id="smooth_l1_loss"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_a_prediction_that_is_pooled_over_all_samples_is_found(loss):
+    assert {kind for kind, _ in read(mlp(1), lambda m: loss(m(X).mean(0, keepdim=True)))[0]} == {"pooled"}
+
+
+def test_a_single_prediction_of_a_single_sample_is_not():
+    found, _ = read(mlp(1), lambda m: F.mse_loss(m(X[:1]).expand(len(X), 1), TARGETS[:, None]))
+    assert not found
+    found, _ = read(mlp(1), lambda m: (m(X).mean() - TARGETS.mean()).square())
+    assert not found
 
 
 class Cut(nn.Module):

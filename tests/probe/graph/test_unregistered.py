@@ -1,5 +1,7 @@
 """Unregistered layers are found if nothing moves them, and parameters of another learner between model and loss."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -178,3 +180,44 @@ def test_what_the_same_optimizer_moves_is_no_adversary():
 def test_an_encoder_before_the_model_is_no_adversary():
     encoder, head = nn.Linear(8, 8), nn.Linear(8, 1)
     assert not has_adversary(head(encoder(X)).mean(), head)
+
+
+class Positions(nn.Module):
+    """Patches with positions that `forward` makes, with a copy of them as the second argument of the head."""
+
+    def __init__(self, *, keeps):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 1)
+        self.place = nn.Parameter(torch.zeros(8)) if keeps else None
+
+    def forward(self, x):
+        place = nn.Parameter(torch.randn(8)) if self.place is None else self.place
+        return self.last(F.relu(self.first(x) + place))
+
+
+def test_a_parameter_that_each_forward_pass_makes_is_found():
+    events = []
+    for keeps in (False, True):
+        model = Positions(keeps=keeps)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with gradwatch.watch(model, optimizer, on_finding=None) as monitor:
+            for _ in range(12):
+                loss = model(X).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                monitor.step(loss)
+        events += [event.text for event in monitor.history.events if event.kind == "parameters-unregistered"]
+
+    assert events == ["the loss uses a parameter of shape (8,), which each forward pass makes anew"]
+
+
+def test_the_parameters_of_a_copy_of_the_model_are_not():
+    model = Hidden(nn.ModuleList)
+    reader, events = LossGraphReader(model, *list_parameters(model)), []
+    for step in range(9):  # as in meta-learning
+        loss = copy.deepcopy(model)(X).square().mean()
+        loss.backward()
+        events += reader.read(loss, step=step)
+
+    assert "parameters-unregistered" not in {event.kind for event in events}

@@ -1,11 +1,12 @@
 """Find losses and layers that mix the wrong numbers, in the events of the probe that reads the autograd graph.
 
-Predictions (n, 1) against targets (n,) make n x n differences, of which the model can only learn the mean. Calling
-`view` instead of `transpose` mixes classes with time: the softmax then covers other values than the outputs at one
-position. A recurrent layer that gets (samples, steps, features) without `batch_first=True` runs along the samples.
-Labels that both the data set and the model shift are the token after the next one. A mask that is the opposite of what
-was meant lets an attention see nothing but padding. An error that is averaged before it is squared has one
-gradient for all samples, and an index too many gives all samples of a batch one target.
+Predictions (n, 1) against targets (n,) make n x n differences, of which the model can only learn the mean. So does a
+single prediction, which a model that pools over all samples makes for n targets. Calling `view` instead of `transpose`
+mixes classes with time: the softmax then covers other values than the outputs at one position. A recurrent layer that
+gets (samples, steps, features) without `batch_first=True` runs along the samples. Labels that both the data set and the
+model shift are the token after the next one. A mask that is the opposite of what was meant lets an attention see
+nothing but padding. An error that is averaged before it is squared has one gradient for all samples, and an index too
+many gives all samples of a batch one target.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from gradwatch.events import (
     MIXED_AXES,
     OUTPUTS_AVERAGED,
     PADDING_ATTENDED,
+    POOLED,
     SEQUENCE_AXIS,
     TARGETS_AHEAD,
     TARGETS_SHARED,
@@ -31,7 +33,7 @@ from gradwatch.records import Quantity, Severity
 
 def find_wrong_pairs(history: History) -> Iterator[Sign]:
     """Yield a sign for each loss that compares wrong pairs, and for each layer that mixes the samples of a batch."""
-    for kind in (BROADCAST, MIXED_AXES, TARGETS_AHEAD):
+    for kind in (BROADCAST, POOLED, MIXED_AXES, TARGETS_AHEAD):
         for event in events_of(history, kind):
             text = f"the loss compares the wrong pairs: {event.text}"
             yield Sign(text, loss_evidence(history), event.step, layer=event.layer, severity=Severity.WARNING)
