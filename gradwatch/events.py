@@ -501,6 +501,18 @@ TARGETS_COPIED = EventKind(
     values={"labels": TARGETS_VISIBLE.values["labels"]},
     text="each label is the input token in its own place",
 )
+LATENT_UNUSED = EventKind(
+    name="latent-unused",
+    meaning="The latent of a variational autoencoder says almost nothing about its samples, in four reads in a row.",
+    values={"nats": "nats per sample, of all dimensions together", "dimensions": "dimensions"},
+    text="all {dimensions:.0f} deviations are close to 1, so the latent tells {nats:.2g} nats about a sample",
+)
+LATENT_USED = EventKind(
+    name="latent-used",
+    meaning="A latent that said almost nothing says something again.",
+    values=LATENT_UNUSED.values,
+    text="the latent tells {nats:.2g} nats about a sample",
+)
 PADDING_READ = EventKind(
     name="padding-read",
     meaning="The gradient of a padding token is larger than that of another token.",

@@ -641,6 +641,21 @@ CAUSES: tuple[Cause, ...] = (
         "https://arxiv.org/abs/2101.03961, sec. 2.2; Zoph et al. 2022, https://arxiv.org/abs/2202.08906, sec. 3.3",
     ),
     Cause(
+        id="unused-latent",
+        name="latent that the decoder does without",
+        leads={"dead-layer": 20},
+        explains={"rising-sparsity": 5, "dead-relu": 2, "vanishing-gradient": 2, "loss-plateau": 2},
+        requires=frozenset({Condition.UNUSED_LATENT}),
+        because=(
+            "The divergence pulls the latent to the prior before the decoder has learned to use it. This is likely if "
+            "the error is averaged over what the divergence is summed over, or if the decoder sees its own outputs."
+        ),
+        confirm="Print the divergence from the prior: it is close to 0 nats.",
+        remedies=("free_bits",),
+        source="Bowman et al. 2016, https://arxiv.org/abs/1511.06349, sec. 3.1; Lucas et al. 2019, "
+        "https://arxiv.org/abs/1911.02469",
+    ),
+    Cause(
         id="unregistered-layers",
         name="layers not registered in the model",
         leads={"not-optimized": 20},

@@ -199,6 +199,9 @@ class Condition(enum.Enum):
     OPTIMIZER_REBUILT = enum.auto()
     """Each update was made by a new optimizer."""
 
+    UNUSED_LATENT = enum.auto()
+    """The latent of a variational autoencoder tells nothing about its samples."""
+
     NEVER_STEPPED = enum.auto()
     """No optimizer has made a step, and no weight has moved."""
 

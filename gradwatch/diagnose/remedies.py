@@ -212,6 +212,10 @@ KNOWN: dict[str, Build] = {
         "loss = (model(inputs) - targets).square().mean()",
     ),
     "own_targets": _either("compare each output with the target of its own sample"),
+    "free_bits": _either(
+        "sum both the error and the divergence over the values of a sample; let the weight of the divergence rise "
+        "from 0, and hide some inputs of a decoder that sees its own outputs"
+    ),
     "build_once": _either("build the optimizer, and its scheduler, once before the loop"),
     "call_step": _either("call optimizer.step() after loss.backward()", "optimizer.step()"),
     "make_updates": _either(

@@ -185,6 +185,25 @@ class Unregistered(nn.Module):
         return self.head(x)
 
 
+class Variational(nn.Module):
+    """An autoencoder with a latent of four dimensions, which returns its mean and log-variance too."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(8, 8), nn.Linear(4, 8)
+
+    def forward(self, x):
+        mean, log_var = self.encoder(x).chunk(2, 1)
+        return self.decoder(mean + torch.randn_like(mean) * (log_var / 2).exp()), mean, log_var
+
+
+def bound(model, x, y, fixed):
+    """Return the negative bound on the likelihood: without the remedy, the error is averaged over the pixels too."""
+    output, mean, log_var = model(x)
+    error = (output - x).square().sum(1) * 4 if fixed else (output - x).square().mean(1)
+    return (error + 0.5 * (mean.square() + log_var.exp() - 1 - log_var).sum(1)).mean()
+
+
 class Heads(nn.Module):
     def __init__(self):
         super().__init__()
@@ -618,6 +637,15 @@ LOOPS = {
             batch_of(step, fixed) if fixed else (torch.randn(32, 8), torch.zeros(32, dtype=torch.long))
         ),
         steps=120,
+    ),
+    "latent": Loop(
+        kind="dead-layer",
+        cause="unused-latent",
+        remedy="free_bits",
+        model=lambda _: Variational(),
+        loss=bound,
+        optimizer=lambda model, _: torch.optim.Adam(model.parameters(), lr=1e-2),
+        steps=200,
     ),
     "copied": Loop(
         kind="target-leakage",

@@ -40,8 +40,9 @@ from gradwatch.detect.gradients.dead_layer_rules.experts import (
 )
 from gradwatch.detect.gradients.dead_layer_rules.faded import find_faded
 from gradwatch.detect.gradients.dead_layer_rules.frozen import find_frozen
+from gradwatch.detect.gradients.dead_layer_rules.unused_latent import NATS, find_unused_latent, newest_read
 from gradwatch.detect.gradients.dead_layer_rules.zero_input import find_zero_inputs
-from gradwatch.events import PARAMETERS_JOINED, SIDE_BY_SIDE
+from gradwatch.events import LATENT_UNUSED, LATENT_USED, PARAMETERS_JOINED, SIDE_BY_SIDE
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
@@ -82,7 +83,7 @@ class DeadLayer:
     gradients that are None.
 
     When it is withdrawn: the layer had a gradient, at most `decades` - 1 below the median layer, for 20 steps in a row;
-    a router used more experts in each of 5 samples in a row.
+    a router used more experts in each of 5 samples in a row; a latent told something again.
 
     How it is detected: (1) Frozen tensors: their gradient was not zero before, and is exactly zero at each of the
     newest `steps` steps. More than half of the others have a gradient. (2) Tiny matrices: their gradient per element
@@ -94,7 +95,8 @@ class DeadLayer:
     router is a product with a matrix whose largest or gathered outputs weight the outputs of other matrices; names play
     no part. Routers in compiled or checkpointed regions are not seen, nor those that weight experts by a mask or
     `einsum`. (5) Zero inputs: at each of the newest `steps` steps, the bias of a layer has a gradient, and its weight
-    has none, although it had one before. Nor has most of the model.
+    has none, although it had one before. Nor has most of the model. (6) Latents: all deviations of the latent of a
+    variational autoencoder are close to those of the prior, so that it tells at most 0.2 nats about a sample.
 
     Exceptions to the rules: a branch whose gate starts near zero and opens late. An expert that is hardly ever chosen
     comes and goes (info), until it has been away for longer than chance explains (a share of the error budget). The
@@ -105,12 +107,13 @@ class DeadLayer:
     parameters join the model and its optimizer is a head that waits for its task (info): a penalty on its weights gives
     it zeros. If all layers go to zero together, the loss is zero: a hinge that is satisfied, or a fit without noise.
 
-    Source: Huang et al. 2016, https://arxiv.org/abs/1603.09382, sec. 3, on rates of stochastic depth; Srivastava et al.
-    2015, "Highway networks", sec. 2.2 on gate biases, https://arxiv.org/abs/1505.00387; He et al. 2015,
-    https://arxiv.org/abs/1502.01852, sec. 2.2 on how much gradients differ between healthy layers; Shazeer et al. 2017,
-    https://arxiv.org/abs/1701.06538, sec. 4, on routers that converge to the same few experts; Fedus et al. 2021,
-    https://arxiv.org/abs/2101.03961, sec. 2.2, and Zoph et al. 2022, https://arxiv.org/abs/2202.08906, on losses that
-    balance experts and keep the logits of a router small.
+    Source: Bowman et al. 2016, https://arxiv.org/abs/1511.06349, sec. 3.1, and Lucas et al. 2019,
+    https://arxiv.org/abs/1911.02469, on latents that are not used; Huang et al. 2016, https://arxiv.org/abs/1603.09382,
+    sec. 3, on rates of stochastic depth; Srivastava et al. 2015, "Highway networks", sec. 2.2 on gate biases,
+    https://arxiv.org/abs/1505.00387; He et al. 2015, https://arxiv.org/abs/1502.01852, sec. 2.2 on how much gradients
+    differ between healthy layers; Shazeer et al. 2017, https://arxiv.org/abs/1701.06538, sec. 4, on routers that
+    converge to the same few experts; Fedus et al. 2021, https://arxiv.org/abs/2101.03961, sec. 2.2, and Zoph et al.
+    2022, https://arxiv.org/abs/2202.08906, on losses that balance experts and keep the logits of a router small.
 
     Args:
         every: Steps between two checks. 10: half of `steps`.
@@ -131,6 +134,8 @@ class DeadLayer:
             used half as often before it is gone.
         recovered: Samples in a row, with more experts in use, after which a router's finding is withdrawn. 5: a few may
             have them by chance.
+        patience: Steps from the start that a latent has to learn something, for (6). 150: latents of digits had begun
+            to by then, and stayed at the prior for the first 20 to 60 steps.
     """
 
     code: ClassVar[str] = "GW103"
@@ -146,6 +151,7 @@ class DeadLayer:
     faded_first_share: float = 0.5
     faded_last_ratio: float = 0.5
     recovered: int = 5
+    patience: int = 150
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each module that has stopped learning."""
@@ -160,6 +166,7 @@ class DeadLayer:
         )
         yield from findings_of(self, history, faded)
         yield from findings_of(self, history, find_zero_inputs(history, kind=self.kind, steps=self.steps))
+        yield from findings_of(self, history, find_unused_latent(history, patience=self.patience))
         collapsed = find_collapsed_routers(history, steps=self.gone, fraction=self.unused, tokens=self.tokens)
         yield from (self._of_router(history, router) for router in collapsed)
         newest_L = history.param.newest("grad.l2")
@@ -216,6 +223,10 @@ class DeadLayer:
         if any(quantity.key == UNUSED for quantity in finding.evidence):
             end = used_experts_since(history, finding, least=self.recovered)
             return None if end is None else Recovery(end, "more experts got tokens")
+        if any(quantity.key == NATS for quantity in finding.evidence):
+            event = newest_read(history)
+            is_used = event is not None and event.kind == LATENT_USED.name
+            return Recovery(event.step, event.text) if event is not None and is_used else None
         usual_T = _gaps(history, tensors_of(history, finding)) < self.decades - 1
         end = start_of_state(usual_T, history.param.steps(), least=self.steps)
         return None if end is None else Recovery(end, "it got a gradient again")
@@ -263,6 +274,11 @@ class DeadLayer:
         yield Example("to ten of 64 experts", make_routed(unused=10).history())
         yield Example("to 40 of 64 experts in the first 30 steps", make_routed(unused=40, onset=0, end=30).history())
         yield Example("to 40 of 64, in batches of 64 tokens", make_routed(unused=40, tokens=1).history())
+        values = {"nats": 0.002, "dimensions": 8.0}
+        unused = Synthetic(steps=200).add_event(LATENT_UNUSED, step=40, layer="layers.5", values=values, text="it does")
+        yield Example("a decoder does without its latent", unused.history(), ("layers.5",))
+        unused.add_event(LATENT_USED, step=120, layer="layers.5", values=values, text="the latent tells 2 nats")
+        yield Example("a latent is read late", unused.history())
         task = Synthetic(steps=120).dead(11, onset=57)
         task.add_event(PARAMETERS_JOINED, step=60, values={"tensors": 2, "since": 50})
         yield Example("a head for the next task joins: for information", task.history(), task.names(11))

@@ -21,6 +21,7 @@ from gradwatch.attempts import Attempts
 from gradwatch.probe.activations.accumulator import ActivationAccumulator, PendingCall, SharedSums, statistics
 from gradwatch.probe.activations.bitmask import UnitMask
 from gradwatch.probe.activations.functional import FunctionalActivations, FunctionCall
+from gradwatch.probe.activations.latent import LatentReader
 from gradwatch.probe.activations.padding import PaddingReader
 from gradwatch.probe.activations.rules import ActivationRules, rules_of
 from gradwatch.probe.activations.token_targets import TokenTargets
@@ -211,7 +212,13 @@ class HookSet:
         remove_hooks(self._handles)
 
 
-READERS: tuple[Callable[[Models], OutputReader], ...] = (RecurrenceProbe, TargetMatch, TokenTargets, PaddingReader)
+READERS: tuple[Callable[[Models], OutputReader], ...] = (
+    RecurrenceProbe,
+    TargetMatch,
+    TokenTargets,
+    PaddingReader,
+    LatentReader,
+)
 """Readers of the outputs of whole models."""
 
 

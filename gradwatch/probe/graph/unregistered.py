@@ -100,7 +100,7 @@ class UnregisteredParams:
             yield UNHELD.observe(values={"tensors": len(kept)}, what=what)
 
     def _find_remade(self, found: Sequence[Tensor], *, num_known: int) -> Iterator[Observation]:
-        """Yield an observation if a forward pass makes parameters that the next one makes anew.
+        """Yield an observation if a forward pass makes parameters that the next one makes again.
 
         Args:
             found: Parameters that the model does not have.
@@ -113,7 +113,7 @@ class UnregisteredParams:
         made = [param for param in new if param.shape in gone and id(param) not in self._held]
         if 0 < len(made) <= num_known:
             what = f"a parameter of shape {tuple(made[0].shape)}"
-            reason = "which each forward pass makes anew"
+            reason = "which each forward pass makes again"
             yield UNREGISTERED.observe(values={"tensors": len(made)}, what=what, reason=reason)
 
     def _adds_up(self, param: Tensor) -> bool:

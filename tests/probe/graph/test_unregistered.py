@@ -209,7 +209,7 @@ def test_a_parameter_that_each_forward_pass_makes_is_found():
                 monitor.step(loss)
         events += [event.text for event in monitor.history.events if event.kind == "parameters-unregistered"]
 
-    assert events == ["the loss uses a parameter of shape (8,), which each forward pass makes anew"]
+    assert events == ["the loss uses a parameter of shape (8,), which each forward pass makes again"]
 
 
 def test_the_parameters_of_a_copy_of_the_model_are_not():
