@@ -32,6 +32,7 @@ def redetect(stored: History, detectors: Sequence[Detector]) -> History:
             ingest.add_event(events.popleft())
         ingest.ingest(rows.part(first, stop))
     ingest.history.events.extend(events)  # events after the last row
+    ingest.history.ending = stored.ending
     ingest.end_detection()
     ingest.attempts.end()
     return ingest.history

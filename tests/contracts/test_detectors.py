@@ -189,6 +189,7 @@ def test_gradients_in_other_units_give_the_same_findings(detector, findings, rep
 def _rescaled(history: History, factor: float) -> History:
     """Return the history of the same run with a loss that is `factor` times as large, under an optimizer like Adam."""
     copy = History(history.info, groups=history.groups)
+    copy.ending = history.ending
     steps_T, param_TSL = history.param.rows()
     _, run_TSL = history.run.rows()
     act_steps_T, act_TSL = history.act.rows()
@@ -229,6 +230,7 @@ def test_the_order_of_layers_does_not_matter_where_depth_does_not(detector, find
 def _permuted(history: History, order: np.ndarray) -> History:
     infos = tuple(history.info.layers[i] for i in order)
     copy = History(dataclasses.replace(history.info, layers=infos), groups=history.groups)
+    copy.ending = history.ending
     steps_T, param_TSL = history.param.rows()
     _, run_TSL = history.run.rows()
     act_steps_T, act_TSL = history.act.rows()

@@ -30,6 +30,7 @@ from gradwatch.detect.updates.learning_rate_too_low_rules.examples import (
 from gradwatch.detect.updates.learning_rate_too_low_rules.negligible_updates import find_negligible_updates
 from gradwatch.detect.updates.learning_rate_too_low_rules.slow_groups import find_slow_groups
 from gradwatch.detect.updates.learning_rate_too_low_rules.squared_rate import corrected_step, find_squared_rate
+from gradwatch.detect.updates.learning_rate_too_low_rules.unfinished_warm_up import find_unfinished_warm_up
 from gradwatch.detect.updates.learning_rate_too_low_rules.update_levels import (
     group_levels,
     is_gradient_gone,
@@ -61,7 +62,7 @@ class LearningRateTooLow:
     some layers hardly change, see vanishing-gradient and dead-layer.
 
     When it is withdrawn: the updates were above `useful` times `ratio` in `samples` samples in a row, or less than
-    `left` of the loss is left.
+    `left` of the loss is left. (4) is never withdrawn.
 
     How it is detected: (1) The update/weight ratio of the weight matrices. The median must be below `ratio`, and the
     largest below `spread` times `ratio`, in `samples` samples in a row. Matrices that began near zero do not count. The
@@ -72,7 +73,7 @@ class LearningRateTooLow:
     than its rows, by the root of their share. Nothing is reported if an update is `gone` of the first at the same rate:
     then the gradient is gone. (2) Layers of a group whose rate is `slow` of another's are judged by themselves. (3) A
     schedule whose largest rate is the square of the rate that the optimizer was given returns rates where `LambdaLR`
-    expects factors.
+    expects factors. (4) The run is finished, and its rate has only risen, and is still far below the optimizer's.
 
     Source: LeCun et al. 1998, "Efficient BackProp", sec. 4.7; Karpathy, CS231n, "Ratio of weights:updates",
     https://cs231n.github.io/neural-networks-3/#ratio.
@@ -108,10 +109,14 @@ class LearningRateTooLow:
         square_level: Steps at the largest rate after which it is no stage of a warm-up, for (3). 100: its stages
             are shorter.
         square_end: Rate, over the square, that withdraws a finding of (3). 2: the schedule has been corrected.
+        reached: Newest rate, over the one that the optimizer was given, up to which a warm-up was too long, for (4).
+            0.5: warm-ups usually take a tenth of a run at most.
+        finished_steps: Steps of a run, at least, for (4). 50: fewer are a trial.
     """
 
     code: ClassVar[str] = "GW303"
     kind: ClassVar[str] = "learning-rate-too-low"
+    runs_at_end: ClassVar[bool] = True
     every: int = 10
     ratio: float = 1e-5
     samples: int = 3
@@ -129,6 +134,8 @@ class LearningRateTooLow:
     square_steps: int = 10
     square_level: int = 100
     square_end: float = 2.0
+    reached: float = 0.5
+    finished_steps: int = 50
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run, or for an optimizer group with a far lower rate than the other groups."""
@@ -141,6 +148,8 @@ class LearningRateTooLow:
             level_steps=self.square_level,
         )
         yield from findings_of(self, history, [squared])
+        warm_up = find_unfinished_warm_up(history, reached=self.reached, steps=self.finished_steps, left=self.left)
+        yield from findings_of(self, history, [warm_up])
         yield from find_slow_groups(
             self, history, ratio=self.ratio, samples=self.samples, left=self.left, slow=self.slow
         )
@@ -180,6 +189,8 @@ class LearningRateTooLow:
         """Return the step from which the updates have been larger, or the loss is nearly gone."""
         if is_learned(history, left=self.left):
             return Recovery(history.step, f"less than {100 * self.left:.3g} % of the loss was left")
+        if any(q.key == "lr.reached" for q in finding.evidence):
+            return None
         initial = next((q.value for q in finding.evidence if q.key == "lr.initial"), None)
         if initial is not None:
             end = corrected_step(history, initial, correction=self.square_end)
@@ -202,6 +213,8 @@ class LearningRateTooLow:
         yield Example("a rate of 1e-8 for embeddings", make_looked_up(lr=1e-8, unread=0.5), (None,))
         yield Example("the function of a LambdaLR returns the rate", make_scheduled(peak=3e-3), (None,))
         yield Example("the function of a LambdaLR returns a factor", make_scheduled(peak=1.0))
+        yield Example("a run ends in its warm-up", make_scheduled(peak=1.0, warm_up=500, is_finished=True), (None,))
+        yield Example("it ends after its warm-up", make_scheduled(peak=1.0, is_finished=True))
         yield Example("a warm-up passes the square of the rate", make_scheduled(peak=1.0, warm_up=500))
         yield Example("embeddings of which a batch reads a row in ten thousand", make_looked_up(lr=1e-6, unread=0.9999))
         yield Example(

@@ -26,6 +26,7 @@ def with_statistic(
         missing: Whether to replace the values of steps without a measurement as well.
     """
     copy = History(history.info, groups=history.groups)
+    copy.ending = history.ending
     for source, target in ((history.param, copy.param), (history.act, copy.act), (history.run, copy.run)):
         steps_T, values_TSL = source.rows()  # a copy, which may be written to
         if statistic in source.statistics:
