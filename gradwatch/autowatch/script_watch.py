@@ -219,7 +219,8 @@ class ScriptWatch:
         if monitor is None:
             return
         called = {id(module): module for module in (*models.values(), running) if module is not None}
-        self.loops.add(OptimizerLoop(StepRecorder(monitor, called.values()), moving))
+        part = None if running is None or any(running is model for model in models.values()) else running
+        self.loops.add(OptimizerLoop(StepRecorder(monitor, called.values(), part=part), moving))
         self._settings.mark_seen()
         names = ", ".join(name or type(model).__name__ for name, model in models.items())
         say(f"watching {names} ({_kinds(moving)})" + (f"; run directory: {monitor.run_dir}" if monitor.run_dir else ""))

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from gradwatch.probe.device.sync import is_on_host, to_float
 from gradwatch.probe.inert_hook import add_input_hook, remove_hooks
+from gradwatch.probe.nested import has_plain_values, tensors_of
 
 if TYPE_CHECKING:
     from gradwatch.monitor import Monitor
@@ -26,16 +28,19 @@ class StepRecorder:
     Args:
         monitor: The monitor of the loop.
         called: The modules that the loop calls.
+        part: The one of them that is a part of a model. What it gets may be a part of the data, such as a category that
+            all samples share: inputs without content do not count.
 
     Attributes:
         run_dir: Run directory of the monitor, or None.
         num_steps: Steps recorded so far.
     """
 
-    def __init__(self, monitor: Monitor, called: Iterable[nn.Module]) -> None:
+    def __init__(self, monitor: Monitor, called: Iterable[nn.Module], *, part: nn.Module | None = None) -> None:
         self._monitor = weakref.ref(monitor)
         self.run_dir = monitor.run_dir
         self.num_steps = 0
+        self._part = id(part)
         self._inputs: list[Any] = []
         self._batch: list[Any] = []
         self._handles: list[RemovableHandle] = [add_input_hook(module, self._keep_inputs) for module in called]
@@ -75,6 +80,8 @@ class StepRecorder:
         # passes for validation are no part of the batch
         if torch.is_grad_enabled() and module.training and len(self._inputs) < MAX_INPUTS:
             inputs = [value for value in (*args, *kwargs.values()) if value is not None and not _is_computed(value)]
+            if id(module) == self._part and all(map(_is_constant, tensors_of(inputs))):
+                return
             if inputs:
                 self._inputs.append(inputs[0] if len(inputs) == 1 else inputs)
 
@@ -90,3 +97,10 @@ def total(losses: Sequence[Tensor]) -> Tensor:
 def _is_computed(value: Any) -> bool:
     """Return whether a value was computed from parameters, such as the state of a recurrence: it is no data."""
     return isinstance(value, Tensor) and value.requires_grad
+
+
+def _is_constant(tensor: Tensor) -> bool:
+    """Return whether all values of a tensor in host memory are the same."""
+    if not is_on_host(tensor) or not has_plain_values(tensor):
+        return False
+    return to_float((tensor == tensor.flatten()[:1]).all()) == 1

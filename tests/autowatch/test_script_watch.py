@@ -204,6 +204,34 @@ def test_stages_of_a_training_with_an_optimizer_each_have_their_own_runs(unedite
     assert sorted(folder.name for folder in tmp_path.iterdir()) == ["run", "run-2", "run-3"]
 
 
+class Forecaster(nn.Module):
+    """A model whose loss is a method: what is called first is the embedding of a category."""
+
+    def __init__(self):
+        super().__init__()
+        self.category, self.body = nn.Embedding(4, 8), nn.Linear(8, 1)
+
+    def loss(self, category, past):
+        return (self.body(self.category(category) + past).squeeze() - past.sum(1)).square().mean()
+
+
+def test_a_category_that_all_samples_share_is_no_batch(unedited, monitors):
+    torch.manual_seed(0)
+    for shared in (True, False):
+        with unedited():
+            model = Forecaster()
+            optimizer = torch.optim.Adam(model.parameters())
+            known = torch.randint(0, 4, (16,))
+            for _ in range(12):
+                category = torch.zeros(16, dtype=torch.long) if shared else known.clone()
+                loss = model.loss(category, torch.randn(16, 8))
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        kinds = {finding.kind for finding in monitors[-1].findings()}
+        assert ("constant-batch" in kinds) == (not shared)
+
+
 def count_of(kind):
     gc.collect()
     return sum(type(thing) is kind for thing in gc.get_objects())
