@@ -48,16 +48,16 @@ class ConstantBatch:
 
     How it is detected: (1) The same hash comes many times in a row. (2) The samples of steps 0, 1, 8, 10, 20 and 30 are
     the same, in another order or with noise: each is far nearer to one in the first batch than two samples of a batch
-    are to each other. If the loop passes no batches, (2) reads the inputs of the model instead. If all
-    samples of a batch are equal, too, the inputs have no content. (3) All labels of the first sampled steps are one of
-    three or more classes. A batch of all the data is reported as info. A
-    DataLoader of one batch shows it, or the size: 34 and 178 are no batch sizes, and neither are large sizes that are
-    no multiple of 64. L-BFGS needs the same batch at every step, so that is info too, unless other
-    batches came before. A tensor that is passed again counts only for powers of two and sizes such as 24 and 96, above
-    `toy`, and so does (2), unless equal samples are created again in other memory. Reinforcement learning goes over a
-    collection many times: a tensor that is passed again must come `held` or `longest` times, and a batch after others
-    `again` times as often as each. Samples that are new beside copies of others come from a replay buffer that fills.
-    Points at which a differential equation must hold are info: the loss has derivatives by up to `coordinates` numbers.
+    are to each other. If the loop passes no batches, (2) reads the inputs of the model instead. If all samples of a
+    batch are equal, too, the inputs have no content. (3) All labels of the first sampled steps are one of three or more
+    classes. A batch of all the data is reported as info. A DataLoader of one batch shows it, or the size: 34 and 178
+    are no batch sizes, and neither are large sizes that are no multiple of 64. L-BFGS needs the same batch at every
+    step, so that is info too, unless other batches came before. A tensor that is passed again counts only for powers of
+    two and sizes such as 24 and 96, above `toy`, and so does (2), unless equal samples are created again in other
+    memory. Reinforcement learning goes over a collection many times: a tensor that is passed again must come `held` or
+    `longest` times, and a batch after others `again` times as often as each. Samples that are new beside copies of
+    others come from a replay buffer that fills. Points at which a differential equation must hold are info: the loss
+    has derivatives by up to `coordinates` numbers.
 
     Source: pytorch/pytorch#1917, `next(iter(loader))`, https://github.com/pytorch/pytorch/issues/1917.
 

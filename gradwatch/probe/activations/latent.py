@@ -140,7 +140,7 @@ class LatentReader:
     def _judge(self, nats: float, largest: float, dims: float) -> Iterator[Observation]:
         is_unused = nats <= UNUSED_NATS and largest <= UNUSED_NATS  # False for nan
         self._unused = self._unused + 1 if is_unused else 0
-        if self._is_told != (self._unused >= UNUSED_READS) and (self._unused == 0 or not self._is_told):
+        if self._is_told != (self._unused >= UNUSED_READS):
             self._is_told = not self._is_told
             self._changes += 1
             kind = LATENT_UNUSED if self._is_told else LATENT_USED
