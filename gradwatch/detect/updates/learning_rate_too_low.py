@@ -139,6 +139,8 @@ class LearningRateTooLow:
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run, or for an optimizer group with a far lower rate than the other groups."""
+        if history.step < 0:  # the end of a run without a step
+            return
         squared = find_squared_rate(
             history,
             left=self.left,

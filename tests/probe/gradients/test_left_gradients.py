@@ -171,4 +171,5 @@ def test_the_hooks_are_removed_once_the_check_is_over():
             monitor.step(1.0)
         after = len(_global_optimizer_pre_hooks)
 
-    assert (during, after) == (before + 1, before)
+    assert during > before
+    assert after == before
