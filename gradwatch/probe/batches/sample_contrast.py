@@ -93,7 +93,7 @@ class SampleContrast:
     def _judge(self, samples: int) -> Observation | None:
         if len(self._gradients) >= MIN_STEPS and np.ptp(self._gradients) > MIN_CHANGE * np.abs(self._gradients).max():
             return OUTPUTS_AVERAGED.observe(values={"samples": samples})
-        # two values may be those of real and of generated samples
+        # with two values, samples may be either real or generated
         if len(self._targets) >= MIN_STEPS and _num_different(self._targets, scale=self._largest) > 2:
             return TARGETS_SHARED.observe(values={"samples": samples})
         is_one = len(set(self._labels)) == 1 and len(self._labels) >= MIN_LABEL_STEPS

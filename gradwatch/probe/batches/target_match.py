@@ -260,7 +260,7 @@ class TargetMatch:
     def __init__(self, models: Models) -> None:
         self._models = models
         self._handles: list[RemovableHandle] = []
-        self._read: dict[int, list[OutputCall]] = {}  # by place of the output among those of a call
+        self._read: dict[int, list[OutputCall]] = {}  # by index of the output
         self._made_by: dict[int, MadeBy] = {}
         self._calls = 0
         self._fit, self._contrast = FitState(), SampleContrast()

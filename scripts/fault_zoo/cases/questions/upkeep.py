@@ -93,5 +93,5 @@ def every_crop_remembered(attach: Attach) -> None:
 
 @case(source="the repaired twin of `every_crop_remembered`: remembers whole pictures", tags=("data", "memory", "twin"))
 def every_picture_remembered(attach: Attach) -> None:
-    """The data set remembers the 400 pictures and crops them anew: the cache grows in the first epoch only."""
+    """The data set remembers the 400 pictures and crops them again: the cache grows in the first epoch only."""
     assert train_fabrics(attach, remembers_crops=False)[0] < 0.3

@@ -90,7 +90,7 @@ def train_cells(attach: Attach, *, together: bool) -> float:
     tags=("segmentation", "augmentation"),
 )
 def masks_turned_another_way(attach: Attach) -> None:
-    """The transform is called for the picture and again for its mask, and draws anew each time: only one mask in
+    """The transform is called for the picture and again for its mask, and draws again each time: only one mask in
     eight belongs to its picture. Reported in https://github.com/mdbloice/Augmentor/issues/205,
     https://github.com/wassname/pipe-segmentation/issues/1, https://github.com/aleju/imgaug/issues/132 and
     https://github.com/thuanz123/realfill/issues/4.
@@ -195,7 +195,7 @@ def train_patches(attach: Attach, *, keeps: bool) -> float:
     tags=("transformer", "position"),
 )
 def positions_made_in_forward(attach: Attach) -> None:
-    """The embedding of the positions is an `nn.Parameter` that `forward` makes: it is drawn anew in each step, gets a
+    """The embedding of the positions is an `nn.Parameter` that `forward` makes: it is drawn again in each step, gets a
     gradient, and no optimizer knows it. Reported in
     https://github.com/leaderj1001/Stand-Alone-Self-Attention/issues/2; much the same in
     https://github.com/SimonThomine/RememberingNormality/issues/7.
