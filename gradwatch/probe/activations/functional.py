@@ -87,6 +87,18 @@ class OwnerModule(NamedTuple):
     is_recurrent: bool
 
 
+class Met(NamedTuple):
+    """Sequence numbers of the nodes of a step that were visited: the nodes would keep the graph alive.
+
+    Args:
+        outer: Nodes after the last matrix of an output.
+        inner: Nodes before it.
+    """
+
+    outer: set[int]
+    inner: set[int]
+
+
 class FunctionCall(NamedTuple):
     """One call of a functional activation: its name, the index of the module before it, and its result.
 
@@ -125,7 +137,7 @@ class FunctionalActivations:
 
     def __init__(self, models: Models) -> None:
         self._uses_of_hooks = count_uses()
-        self._met: set[int] = set()  # sequence numbers of nodes of this step: nodes would keep the graph alive
+        self._met = Met(set(), set())
         self._owners: dict[Tensor, OwnerModule] = {}
         for place, (name, module) in enumerate(named_modules(models)):
             # a parametrized weight belongs to the layer, not to the helper modules inside it
@@ -136,7 +148,7 @@ class FunctionalActivations:
 
     def begin(self) -> None:
         """Prepare for the next step."""
-        self._met.clear()
+        self._met = Met(set(), set())
         self._uses_of_hooks = count_uses()
 
     def find(self, output: Any, *, known: set[Node]) -> Iterator[FunctionCall]:
@@ -212,19 +224,20 @@ class FunctionalActivations:
         return nearest
 
 
-def _activations(roots: Sequence[Node], met: set[int]) -> Iterator[tuple[Node, set[str]]]:
+def _activations(roots: Sequence[Node], met: Met) -> Iterator[tuple[Node, set[str]]]:
     """Yield the hidden activations below some nodes and the ones right after a matrix, with the users of each gate.
 
     Args:
         roots: First nodes.
-        met: Sequence numbers of nodes below earlier roots, which are not visited. The numbers of new nodes are added.
+        met: Nodes below earlier roots, which are not visited in the same part. New nodes are added.
     """
     # `outer` is the part after the last matrix, where a loss may lie; `inner` is all that comes before
-    outer, users = _walk(roots, stop=True)
+    outer, users = _walk(roots, stop=True, met=met.outer)
+    met.outer.update(map(_sequence_nr, outer))
     below = [child for node in outer if is_product(node) for child in arguments(node)]
-    new = [node for node in below if operation(node) != LEAF and node._sequence_nr() not in met]
-    inner, users_inside = _walk(new, stop=False, met=met)
-    met.update(map(_sequence_nr, inner))
+    new = [node for node in below if operation(node) != LEAF and node._sequence_nr() not in met.inner]
+    inner, users_inside = _walk(new, stop=False, met=met.inner)
+    met.inner.update(map(_sequence_nr, inner))
     for node in _of_interest(inner):
         yield node, users_inside.get(node, set()) | users.get(node, set())
     inside = set(inner)

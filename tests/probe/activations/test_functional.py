@@ -305,7 +305,8 @@ def test_a_layout_that_is_known_is_kept():
     assert abs(row_SA[MEAN, 1]) < 1
 
 
-def test_a_cell_that_the_loop_calls_again_and_again_is_read_once_at_each_call(monkeypatch):
+@pytest.mark.parametrize("keeps", [0.0, 0.5])
+def test_a_cell_that_the_loop_calls_again_and_again_is_read_once_at_each_call(keeps, monkeypatch):
     walked, walk = [], functional._walk
 
     def counted(roots, **how):
@@ -314,17 +315,25 @@ def test_a_cell_that_the_loop_calls_again_and_again_is_read_once_at_each_call(mo
         return nodes, users
 
     monkeypatch.setattr(functional, "_walk", counted)
-    cell = Calls(torch.tanh)
+
+    class Cell(Calls):
+        """A cell that keeps a part of its state without a matrix, as a gated one does."""
+
+        def forward(self, state, keeps):
+            new = super().forward(state)
+            return keeps * state + (1 - keeps) * new if keeps else new
+
+    cell = Cell(torch.tanh)
     cell.second = nn.Linear(16, 6)
 
     def run():
         state = inputs()
         for _ in range(60):
-            state = cell(state)
+            state = cell(state, keeps)
         state.sum().backward()
 
     assert look(cell, run)["first.tanh"][0] == "Tanh"
-    assert max(walked) <= 12, "what lies behind the call before is left to it"
+    assert max(walked) <= 24, "what lies behind the call before is left to it"
 
 
 def test_a_compiled_model_is_compiled_as_often_as_without():
