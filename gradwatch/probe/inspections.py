@@ -77,7 +77,7 @@ class Inspections:
         layers: Sequence[LayerInfo],
         optimizers: Sequence[Optimizer],
         loss_fn: Callable[..., Any] | None = None,
-        readers: Sequence[OutputReader] = (),
+        readers: Iterable[OutputReader] = (),
         zero_grad: ZeroGradCheck | None = None,
         left_gradients: LeftGradients | None = None,
         known: Iterable[Event] = (),

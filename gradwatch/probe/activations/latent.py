@@ -12,9 +12,9 @@ from torch import Tensor
 
 from gradwatch.events import LATENT_UNUSED, LATENT_USED, Observation
 from gradwatch.probe.activations.saved_hooks import count_uses, saved_tensor
-from gradwatch.probe.device.sync import HostTransfer, is_capturing
+from gradwatch.probe.device.sync import HostTransfer
 from gradwatch.probe.graph.graph import Graph, Node, operation, shape
-from gradwatch.probe.nested import tensors_of
+from gradwatch.probe.output_reader import ForwardCall
 from gradwatch.probe.parameters import Models, named_modules
 
 MIN_SAMPLES = 8
@@ -73,7 +73,7 @@ class LatentReader:
         self._layer: str | None = None
         self._since: int | None = None
         self._searched = self._unused = self._changes = 0
-        self._has_prior = self._is_told = self._has_output = False
+        self._has_prior = self._is_told = self._has_read = False
         self.is_over = False
 
     def begin(self) -> None:
@@ -83,7 +83,7 @@ class LatentReader:
 
     def clear(self) -> None:
         """Drop the data of the step before."""
-        self._latent, self._measured, self._has_output = None, None, False
+        self._latent, self._measured, self._has_read = None, None, False
 
     def state(self) -> dict[str, Any]:
         """Return plain data that `restore` reads back; it does not wait for measurements in flight."""
@@ -101,13 +101,12 @@ class LatentReader:
         self._searched, self._unused, self._changes = (state[key] for key in ("searched", "unused", "changes"))
         self._has_prior, self._is_told, self.is_over = (state[key] for key in ("has_prior", "is_told", "is_over"))
 
-    def watch(self, output: Any, _inputs: Any = (), /) -> None:
+    def watch(self, call: ForwardCall, /) -> None:
         """Read the deviation of the first latent below the outputs of a forward call."""
-        outputs = [tensor for tensor in tensors_of(output) if tensor.grad_fn is not None]
-        if self.is_over or self._transfer or self._latent or not outputs or is_capturing(outputs):
+        if self.is_over or self._transfer or self._latent or not call.roots:
             return
-        self._has_output = True
-        self._latent = self._find_latent(Graph(*outputs))
+        self._has_read = True
+        self._latent = self._find_latent(call.graph)
         if self._latent is None:
             return
         deviation = saved_tensor(self._latent.deviation, "result", self._since)
@@ -122,7 +121,7 @@ class LatentReader:
         Args:
             loss: Loss of the step, as the loop passed it.
         """
-        if self._has_output:
+        if self._has_read:
             if not self._has_prior:
                 self._searched += 1
                 self._has_prior = self._latent is not None and _has_prior(self._latent, loss)

@@ -18,17 +18,15 @@ from torch.utils.hooks import RemovableHandle
 from gradwatch.events import PADDED_INPUT, PADDING_ATTENDED, PADDING_READ, Observation
 from gradwatch.probe.activations.attention import FUSED, SOFTMAX, queries_and_keys, used_keys
 from gradwatch.probe.activations.saved_hooks import count_uses, saved_tensor
-from gradwatch.probe.device.sync import HostTransfer, is_capturing
+from gradwatch.probe.device.sync import HostTransfer
 from gradwatch.probe.graph.graph import Graph, Node
 from gradwatch.probe.inert_hook import inert_hook, remove_hooks
 from gradwatch.probe.nested import has_plain_values, tensors_of
+from gradwatch.probe.output_reader import ForwardCall
 from gradwatch.probe.parameters import Models, named_modules
 
 MAX_STEPS = 4
 """Sampled steps to read: a loop pads its batches in the same way at each step."""
-
-MAX_CALLS = 4
-"""Maximum number of forward calls of a step to read: a loop may call the parts of a model one by one."""
 
 MAX_ATTENTIONS = 4
 """Maximum number of attentions to read, the nearest to the inputs: all layers of a model get the same mask."""
@@ -108,7 +106,7 @@ class PaddingReader:
         self._measured: list[Tensor] = []
         self._transfer: HostTransfer | None = None
         self._in_flight = self._reads
-        self._calls = self._steps = 0
+        self._has_read, self._steps = False, 0
         self._since: int | None = None
         self.is_over = False
 
@@ -120,7 +118,7 @@ class PaddingReader:
     def clear(self) -> None:
         """Drop the data and the hooks of the step before."""
         remove_hooks(self._handles)
-        self._reads, self._measured, self._calls = [], [], 0
+        self._reads, self._measured, self._has_read = [], [], False
 
     def state(self) -> dict[str, Any]:
         """Return plain data that `restore` reads back; it does not wait for measurements in flight."""
@@ -130,16 +128,14 @@ class PaddingReader:
         """Continue from the result of `state`."""
         self._steps, self.is_over = state["steps"], state["is_over"]
 
-    def watch(self, output: Any, inputs: Any = (), /) -> None:
+    def watch(self, call: ForwardCall, /) -> None:
         """Measure the inputs of a model, and in the next backward pass the tokens that it looks up."""
-        outputs = [tensor for tensor in tensors_of(output) if tensor.grad_fn is not None]
-        # hooks would not run in a replay of a CUDA graph
-        if self.is_over or self._calls == MAX_CALLS or self._transfer or not outputs or is_capturing(outputs):
+        if self.is_over or self._transfer or not call.roots:
             return
-        self._calls += 1
-        for values in tensors_of(inputs):
+        self._has_read = True
+        for values in tensors_of(call.inputs):
             self._measure_inputs(values)
-        graph = Graph(*outputs)
+        graph = call.graph
         for node in graph.of("Embedding"):
             tokens = saved_tensor(node, "indices", self._since)
             if tokens is not None and tokens.ndim == 2 and min(tokens.shape) > 1:
@@ -149,7 +145,7 @@ class PaddingReader:
 
     def find(self, _loss: Any = None, /) -> Iterator[Observation]:
         """Yield an observation, after a backward pass, if the model reads padding in place of its tokens."""
-        if self._calls:
+        if self._has_read:
             self._steps += 1
             if len({read.device for read in self._measured}) == 1:
                 self._transfer = HostTransfer({"measured": torch.stack(self._measured)})

@@ -33,7 +33,7 @@ from gradwatch.probe.gradients.recurrence import RecurrenceProbe
 from gradwatch.probe.graph.graph import Node, uncollected
 from gradwatch.probe.inert_hook import inert_hook, remove_hooks, takes_hooks
 from gradwatch.probe.nested import has_plain_values, tensors_of
-from gradwatch.probe.output_reader import OutputReader
+from gradwatch.probe.output_reader import OutputReader, OutputReaders
 from gradwatch.probe.parameters import Models, hookable_modules, named_modules
 from gradwatch.records import ActivationInfo
 
@@ -266,7 +266,7 @@ class ActivationProbe:
         self._model, self._limit = model, max_elements
         self._sums = SharedSums(kernels.select_backend(kernel))
         self.functions: FunctionAccumulators | None = None
-        self.readers: tuple[OutputReader, ...] = ()
+        self.readers = OutputReaders()
         self._offer: Callable[[tuple[ActivationInfo, ...]], bool] | None = None
         self._called: dict[nn.Module, None] = {}  # outermost modules
         self._order: dict[ActivationInfo, float] = {}
@@ -303,8 +303,7 @@ class ActivationProbe:
         for hooks in (self._hooks, self._outer_hooks):
             hooks.register.clear()
             hooks.remove()
-        for reader in self.readers:
-            reader.clear()
+        self.readers.clear()
 
     def find_functions(self, offer: Callable[[tuple[ActivationInfo, ...]], bool]) -> None:
         """Watch functional activations too.
@@ -332,7 +331,7 @@ class ActivationProbe:
 
     def _inspect_outermost(self) -> None:
         """Inspect the graphs of the outermost modules from the next call on."""
-        self.readers = tuple(reader(self._model) for reader in READERS)
+        self.readers = OutputReaders(reader(self._model) for reader in READERS)
         self._hooks.remove()
         self._outer_hooks.remove()
         self._outer_hooks.register = _outer_hooks(self, hookable_modules(self._model))
@@ -346,19 +345,18 @@ class ActivationProbe:
     @property
     def _inspects_outermost(self) -> bool:
         """Return whether anything reads the graphs of the outermost modules."""
-        return self.functions is not None or any(not reader.is_over for reader in self.readers)
+        return self.functions is not None or not self.readers.are_over
 
     def state(self) -> dict[str, Any]:
         """Return the state for further samples as plain data: the watched activations and the state of the readers."""
         return {
             "activations": [dataclasses.asdict(info) for info in self.infos],
-            "readers": [reader.state() for reader in self.readers],
+            "readers": self.readers.state(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from the result of `state`, after a call of `expect`."""
-        for reader, its_state in zip(self.readers, state.get("readers", ()), strict=False):  # older states have none
-            reader.restore(its_state)
+        self.readers.restore(state.get("readers", ()))  # older states have none
 
     def arm(self) -> None:
         """Start to accumulate with the next forward call; earlier sums are dropped."""
@@ -370,8 +368,7 @@ class ActivationProbe:
             accumulator.clear()
         if self.functions:
             self.functions.begin()
-        for reader in self.readers:
-            reader.begin()
+        self.readers.begin()
         dynamo = sys.modules.get("torch._dynamo")  # the import takes a second, and torch.compile makes it if needed
         if dynamo is not None and hasattr(dynamo.config, _ONCE_UNDER_CHECKPOINT):
             self._tracing = (dynamo.config, getattr(dynamo.config, _ONCE_UNDER_CHECKPOINT))
@@ -426,8 +423,7 @@ class ActivationProbe:
         if self.functions:
             self.functions.read(output)
             self.functions.end_forward()
-        for reader in self.readers:
-            reader.watch(output, inputs)
+        self.readers.watch(output, inputs)
 
     def _new_accumulator(
         self, rules: ActivationRules | None = None, *, channels_first: bool | None = None

@@ -16,7 +16,8 @@ from gradwatch.probe.activations.attention import FUSED, SOFTMAX, queries_and_ke
 from gradwatch.probe.activations.saved_hooks import count_uses, saved_tensor
 from gradwatch.probe.graph.graph import Graph, Node, operation
 from gradwatch.probe.inert_hook import inert_hook, remove_hooks
-from gradwatch.probe.nested import has_plain_values, tensors_of
+from gradwatch.probe.nested import has_plain_values
+from gradwatch.probe.output_reader import ForwardCall
 from gradwatch.probe.parameters import Models, named_modules
 
 MAX_READS = 4
@@ -30,9 +31,6 @@ MIN_MATCHES = 0.98
 
 SHIFTS = (0, 1, 2, 3)
 """Positions that a label may be ahead. A text that repeats itself matches several of them, which proves nothing."""
-
-MAX_CALLS = 4
-"""Maximum number of forward calls of a step to read: a loop may call the parts of a model one by one."""
 
 MAX_VALUES = 1 << 22
 """Maximum number of values of a gradient to read, of the leading sequences."""
@@ -123,8 +121,7 @@ class TokenTargets:
         self._handles: list[RemovableHandle] = []
         self._lookups: list[Lookup] = []
         self._labels: list[Tensor] = []
-        self._calls = self._reads = 0
-        self._has_output = False
+        self._reads, self._has_output = 0, False
         self._since: int | None = None
         self.is_over = False
 
@@ -137,7 +134,7 @@ class TokenTargets:
         """Drop the data and the hooks of the step before."""
         remove_hooks(self._handles)
         self._lookups, self._labels = [], []
-        self._calls, self._has_output = 0, False
+        self._has_output = False
 
     def state(self) -> dict[str, Any]:
         """Return plain data that `restore` reads back."""
@@ -147,21 +144,15 @@ class TokenTargets:
         """Continue from the result of `state`."""
         self._reads, self.is_over = state["reads"], state["is_over"]
 
-    def watch(self, output: Any, _inputs: Any = (), /) -> None:
-        """Read the tokens below the output of a model, and the labels, now or in the next backward pass.
-
-        Args:
-            output: Output of a forward call.
-        """
+    def watch(self, call: ForwardCall, /) -> None:
+        """Read the tokens below the output of a model, and the labels, now or in the next backward pass."""
         self._has_output = True
-        outputs = [t for t in tensors_of(output) if t.is_cpu and t.is_floating_point() and t.grad_fn is not None]
-        if self.is_over or self._calls == MAX_CALLS or not outputs:
+        if self.is_over or not call.roots or not all(output.is_cpu for output in call.roots):
             return
-        graph = Graph(*outputs)
+        graph = call.graph
         lookups = [*self._find_lookups(graph)]
         if not lookups:
             return
-        self._calls += 1
         self._lookups += lookups
         likelihoods = graph.of("NllLoss", "NllLoss2D")
         for node in likelihoods:
@@ -169,7 +160,7 @@ class TokenTargets:
             self._labels += [labels] if labels is not None else []
         if not likelihoods:
             hook = inert_hook(partial(self._read_labels, positions=lookups[0].tokens_BT.shape[1]))
-            self._handles += [scores.register_hook(hook) for scores in outputs if scores.ndim > 1]
+            self._handles += [scores.register_hook(hook) for scores in call.roots if scores.ndim > 1]
 
     def find(self, _loss: Any = None, /) -> Iterator[Observation]:
         """Yield an observation, after a backward pass, if the model sees its labels, or they are too far ahead."""

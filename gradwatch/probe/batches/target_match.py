@@ -38,6 +38,7 @@ from gradwatch.probe.graph.graph import operation
 from gradwatch.probe.graph.loss_rules import LINEAR
 from gradwatch.probe.inert_hook import inert_hook, remove_hooks
 from gradwatch.probe.nested import has_plain_values, tensors_of
+from gradwatch.probe.output_reader import ForwardCall
 from gradwatch.probe.parameters import Models
 
 WINDOW_SAMPLES = 8
@@ -293,9 +294,9 @@ class TargetMatch:
         if "contrast" in state:
             self._contrast.restore(state["contrast"])
 
-    def watch(self, output: Any, _inputs: Any = (), /) -> None:
+    def watch(self, call: ForwardCall, /) -> None:
         """Hook the outputs of a model, to read their gradients in the next backward pass."""
-        found = list({id(t): t for t in tensors_of(output) if t.requires_grad and t.is_floating_point()}.values())
+        found = list({id(t): t for t in tensors_of(call.output) if t.requires_grad and t.is_floating_point()}.values())
         self._calls += 1
         if not 0 < len(found) <= MAX_OUTPUTS or self.is_over or self._calls > MAX_CALLS:
             return

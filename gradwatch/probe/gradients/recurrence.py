@@ -13,14 +13,12 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from gradwatch.events import RECURRENCE, Observation
-from gradwatch.probe.device.sync import HostTransfer, is_capturing
+from gradwatch.probe.device.sync import HostTransfer
 from gradwatch.probe.graph.graph import LAYOUT, LEAF, Graph, Node, operation
 from gradwatch.probe.inert_hook import inert_hook, remove_hooks
-from gradwatch.probe.nested import has_plain_values, tensors_of
+from gradwatch.probe.nested import has_plain_values
+from gradwatch.probe.output_reader import ForwardCall
 from gradwatch.probe.parameters import Models, list_parameters
-
-MAX_NODES = 10_000
-"""Maximum number of nodes to visit in one step: 10 ms."""
 
 MAX_MISSES = 3
 """Consecutive reads without a recurrence before the probe stops."""
@@ -69,15 +67,13 @@ class RecurrenceProbe:
         self._name, self._uses = "", 0
         self._of = self._name, self._uses  # parameter of the norms in flight
         self._steps, self._misses, self.is_over = 0, 0, False
-        self._is_sampled = False
-        self._calls, self._next, self._nodes = 0, 0, 0
+        self._is_sampled = self._is_due = self._has_read = False
 
     def begin(self) -> None:
         """Prepare for the next sampled step, and drop the one before."""
         self.clear()
-        is_due = not self._steps & (self._steps - 1)  # 0 and the powers of two
-        self._calls, self._next, self._nodes = 0, int(is_due and self._transfer is None), MAX_NODES
-        self._is_sampled = True
+        self._is_due = not self._steps & (self._steps - 1) and self._transfer is None  # 0 and the powers of two
+        self._is_sampled, self._has_read = True, False
 
     def state(self) -> dict[str, Any]:
         """Return plain data that `restore` reads back; it does not wait for norms in flight."""
@@ -95,18 +91,12 @@ class RecurrenceProbe:
         remove_hooks(self._handles)
         self._norms_U, self._uses = [], 0
 
-    def watch(self, output: Any, _inputs: Any = (), /) -> None:
+    def watch(self, call: ForwardCall, /) -> None:
         """Find the uses of a parameter in the graph of an output, and hook them to read their gradients."""
-        self._calls += 1
-        if self.is_over or self._calls != self._next:
+        if self.is_over or not self._is_due or not call.roots:
             return
-        tensors = [tensor for tensor in tensors_of(output) if tensor.grad_fn is not None]
-        if is_capturing(tensors):  # hooks would not run in a replay of the CUDA graph
-            return
-        # calls 1, 2, 3, 4, 6, 9: distances grow with the graph
-        self._next += max(1, self._next // 2)
-        graph = Graph(*tensors, max_nodes=self._nodes)
-        self._nodes -= len(graph.nodes)
+        self._has_read = True
+        graph = call.graph
         for leaf in sorted(graph.of(LEAF), key=_num_dims, reverse=True):  # a matrix multiplies, its bias is only added
             uses = list(_uses(graph, leaf))
             # the parameter with the most uses wins
@@ -116,11 +106,11 @@ class RecurrenceProbe:
     def find(self, _loss: Any = None, /) -> Iterator[Observation]:
         """Yield the parameter with uses that make the gradient grow or shrink, after a backward pass."""
         self._steps, self._is_sampled = self._steps + self._is_sampled, False
-        if self._calls and self._next:
+        if self._has_read:
             self._misses = 0 if self._norms_U else self._misses + 1
             self.is_over = self._misses == MAX_MISSES
             self._send()
-            self._calls = self._next = 0
+            self._is_due = self._has_read = False
         if self._transfer is None or not self._transfer.is_ready:
             return
         growth, self._transfer = growth_of(self._transfer.values()["norms"]), None

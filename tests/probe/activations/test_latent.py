@@ -8,6 +8,7 @@ from torch import nn
 from torch.distributions import Normal, kl_divergence
 
 from gradwatch.probe.activations.latent import SEARCHED_STEPS, UNUSED_READS, LatentReader
+from gradwatch.probe.output_reader import ForwardCall
 
 B, D = 16, 3
 
@@ -55,7 +56,7 @@ def seen(deviations, *, draw=by_hand, divergence=summed, samples=B, saved_at=Non
         x = torch.randn(samples, 4)
         reader.begin()
         outputs = model(x, torch.as_tensor(deviation).log())
-        reader.watch(outputs)
+        reader.watch(ForwardCall(outputs))
         loss = (outputs[0] - x).square().sum(1).mean() + divergence(*outputs[1:])
         loss.backward()
         found += reader.find(loss)
@@ -106,7 +107,7 @@ def test_a_model_without_a_latent_is_read_a_few_times_only():
         assert not reader.is_over
         reader.begin()
         output = model(torch.randn(B, 4))
-        reader.watch(output)
+        reader.watch(ForwardCall(output))
         output.sum().backward()
         assert not [*reader.find(output.sum())]
 

@@ -12,6 +12,7 @@ import gradwatch
 from gradwatch.diagnose.rank import diagnose
 from gradwatch.events import PADDING_ATTENDED, PADDING_READ
 from gradwatch.probe.activations.padding import MAX_STEPS, PaddingReader
+from gradwatch.probe.output_reader import ForwardCall
 from gradwatch.records import Severity
 
 B, T, V, WIDTH, CLASSES = 32, 40, 50, 16, 4
@@ -139,7 +140,7 @@ def test_a_model_without_tokens_is_read_at_a_few_steps_only():
     for _ in range(MAX_STEPS):
         assert not reader.is_over
         reader.begin()
-        reader.watch(model(torch.randn(8, 4)))
+        reader.watch(ForwardCall(model(torch.randn(8, 4))))
         assert not [*reader.find()]
     assert reader.is_over
 
@@ -159,7 +160,7 @@ def test_what_a_device_sends_later_is_reported_later(monkeypatch):
     reader = PaddingReader(model)
     reader.begin()
     scores = model(*padded())
-    reader.watch(scores)
+    reader.watch(ForwardCall(scores))
     F.cross_entropy(scores, torch.randint(CLASSES, (B,))).backward()
     assert not [*reader.find()]
     Slow.is_ready = True

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import gradwatch
 from gradwatch.events import TARGETS_AHEAD, TARGETS_COPIED, TARGETS_VISIBLE
 from gradwatch.probe.activations.token_targets import MAX_READS, TokenTargets, shift_of
+from gradwatch.probe.output_reader import ForwardCall
 
 B, T, V, WIDTH, H = 8, 24, 30, 32, 4
 
@@ -260,7 +261,7 @@ def test_a_model_without_tokens_is_read_at_a_few_steps_only():
     for _ in range(MAX_READS):
         assert not reader.is_over
         reader.begin()
-        reader.watch(model(torch.randn(8, 4)))
+        reader.watch(ForwardCall(model(torch.randn(8, 4))))
         assert not [*reader.find()]
     assert reader.is_over
 

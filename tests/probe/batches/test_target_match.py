@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from gradwatch.probe.batches.loss_forms import MIN_SAMPLES
 from gradwatch.probe.batches.target_match import MAX_VALUES, WINDOW_SAMPLES, TargetMatch, slices_of
 from gradwatch.probe.gradients.recurrence import RecurrenceProbe
+from gradwatch.probe.output_reader import ForwardCall
 
 N, C = 256, 4
 
@@ -25,7 +26,7 @@ def seen(knowledge, loss_of, targets_of, *, looks=WINDOW_SAMPLES, shape=(N, C), 
         targets, values = targets_of()
         known = knowledge(look) if callable(knowledge) else knowledge
         scores = (0.3 * torch.randn(shape) + known * values + 1.5).requires_grad_()
-        match.watch(scores)
+        match.watch(ForwardCall(scores))
         loss = loss_of(scores, targets)
         loss.backward()
         found += [kind for kind, *_ in match.find(loss)]
@@ -141,8 +142,8 @@ def test_real_and_made_up_samples_in_two_calls_are_taken_together():
     match, found = TargetMatch(nn.Identity()), []
     for _ in range(WINDOW_SAMPLES):
         real, noise = ((torch.randn(N, 1) + shift).requires_grad_() for shift in (1.0, -1.0))
-        match.watch(real)
-        match.watch(noise)
+        match.watch(ForwardCall(real))
+        match.watch(ForwardCall(noise))
         loss = F.softplus(-real).mean() + F.softplus(noise).mean()
         loss.backward()
         found += match.find(loss)
@@ -158,7 +159,7 @@ def test_what_reads_gradients_leaves_them_and_goes_with_the_step(reader):
 
     readers = reader(model)
     output = model(inputs)
-    readers.watch(output)
+    readers.watch(ForwardCall(output))
     output.square().mean().backward()
     readers.clear()
 
@@ -182,7 +183,7 @@ def test_a_state_that_is_returned_too_does_not_hide_the_prediction():
     for _ in range(WINDOW_SAMPLES):
         targets, _ = classes()
         scores, state = (0.3 * torch.randn(N, C)).requires_grad_(), torch.randn(N, 6, requires_grad=True)
-        match.watch((scores, state))
+        match.watch(ForwardCall((scores, state)))
         loss = F.cross_entropy(scores, targets)
         loss.backward()
         found += [kind for kind, *_ in match.find(loss)]
@@ -196,7 +197,7 @@ def test_two_outputs_with_a_gradient_are_not_judged():
     for _ in range(WINDOW_SAMPLES):
         targets, _ = classes()
         scores, other = ((0.3 * torch.randn(N, C)).requires_grad_() for _ in range(2))
-        match.watch((scores, other))
+        match.watch(ForwardCall((scores, other)))
         loss = F.cross_entropy(scores, targets) + other.square().mean()
         loss.backward()
         found += [kind for kind, *_ in match.find(loss)]
