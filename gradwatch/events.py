@@ -337,6 +337,13 @@ OPTIMIZER_REBUILT = EventKind(
     values={"updates": "updates"},
     text="{updates:.0f} updates in a row were each made by a new {optimizer}",
 )
+WEIGHTS_NOT_LOADED = EventKind(
+    name="weights-not-loaded",
+    meaning="A load with strict=False matched no parameter of a module, which is trained as it was initialized.",
+    values={"tensors": "tensors"},
+    text="load_state_dict(strict=False) loaded nothing: the state has {unexpected} where the model has {missing}, and "
+    "none of its {tensors:.0f} names matches",
+)
 WEIGHTS_ALIKE = EventKind(
     name="weights-alike",
     meaning="All initial elements of adjacent weight matrices are equal.",

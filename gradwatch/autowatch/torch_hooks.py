@@ -1,7 +1,8 @@
-"""Hook torch as a whole: optimizers, forward passes, backward passes and loss scaling, of any model."""
+"""Hook torch as a whole: optimizers, forward and backward passes, loads of weights and loss scaling, of any model."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
+from torch.nn.modules.module import _IncompatibleKeys
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
     _global_optimizer_pre_hooks,
@@ -20,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gradwatch.probe.graph.in_place import IN_PLACE
 from gradwatch.probe.inert_hook import inert_hook
+from gradwatch.probe.modules.loaded_weights import note_load
 
 TO_BOTH_LINES = (
     "gradwatch: `gradwatch run --in-place -- ...` names the line that saved this tensor and the line that changed it"
@@ -53,6 +56,7 @@ class TorchHooks:
         # `Tensor.backward` calls it through its module, so this reaches every backward pass
         self._replace(torch.autograd, "backward", self._around_backward)
         self._replace(nn.Module, "zero_grad", self._around_clearing)
+        self._replace(nn.Module, "load_state_dict", _around_load)
         self._replace(GradScaler, "scale", self._around_scale)
         self._replace(GradScaler, "step", self._around_scaler_step)
         self._replace(GradScaler, "update", self._around_update)
@@ -157,6 +161,17 @@ class TorchHooks:
             return result
 
         return update
+
+
+def _around_load(run: Callable[..., Any]) -> Callable[..., Any]:
+    def load_state_dict(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        keys = run(module, *args, **kwargs)
+        if isinstance(keys, _IncompatibleKeys):  # a class may return what it likes
+            with contextlib.suppress(Exception):  # of any kind: the script must not stop
+                note_load(module, missing=keys.missing_keys, unexpected=keys.unexpected_keys)
+        return keys
+
+    return load_state_dict
 
 
 def _around_init(notify: Callable[[Any], None], init: Callable[..., Any]) -> Callable[..., Any]:

@@ -132,7 +132,7 @@ CAUSES: tuple[Cause, ...] = (
             "non-finite": 3,
             "gradient-spike": 1.5,
         },
-        excludes=frozenset({Condition.EMBEDDING}),
+        excludes=frozenset({Condition.EMBEDDING, Condition.NOT_LOADED}),
         conditions={
             Condition.FAINT_SIGNAL: 4,
             Condition.AT_START: 2,
@@ -147,6 +147,20 @@ CAUSES: tuple[Cause, ...] = (
         confirm="Print the standard deviation of each layer's output for one batch at step 0: it must stay near 1.",
         remedies=("kaiming", "normalize"),
         source="He et al. 2015, https://arxiv.org/abs/1502.01852, sec. 2.2",
+    ),
+    Cause(
+        id="names-of-another-model",
+        name="pretrained weights that were not loaded",
+        leads={"poor-initialization": 25},
+        explains={"loss-plateau": 2, "overfitting": 2},
+        requires=frozenset({Condition.NOT_LOADED}),
+        because=(
+            "The names have a prefix that those of the model lack, such as `module.` of DataParallel, or the state "
+            "lies one level deeper in the file. With strict=False, names that do not match are skipped in silence."
+        ),
+        confirm="Print what load_state_dict returns: all names of the model are among its missing keys.",
+        remedies=("match_names",),
+        source="https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.load_state_dict",
     ),
     Cause(
         id="large-embeddings",

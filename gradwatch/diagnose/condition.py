@@ -199,6 +199,9 @@ class Condition(enum.Enum):
     OPTIMIZER_REBUILT = enum.auto()
     """Each update was made by a new optimizer."""
 
+    NOT_LOADED = enum.auto()
+    """A load with `strict=False` matched no parameter."""
+
     UNUSED_LATENT = enum.auto()
     """The latent of a variational autoencoder tells nothing about its samples."""
 

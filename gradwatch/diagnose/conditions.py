@@ -154,6 +154,7 @@ def _of_evidence(leading: Finding) -> dict[Condition, bool]:
         Condition.ZERO_GRADIENT: evidence.get("grad.is_none") == 0,
         Condition.NONE_GRADIENT: evidence.get("grad.is_none") == 1,
         Condition.WAVES: evidence.get("grad_norm.autocorrelation", 0.0) > 0 or "batch.one_sided" in evidence,
+        Condition.NOT_LOADED: "load.unmatched" in evidence,
         Condition.UNUSED_LATENT: "latent.nats" in evidence,
         Condition.EQUAL_SAMPLES: "batch.equal_samples" in evidence,
         Condition.BACKWARD_GAIN: "backward.gain_decades" in evidence,

@@ -216,6 +216,10 @@ KNOWN: dict[str, Build] = {
         "sum both the error and the divergence over the values of a sample; let the weight of the divergence rise "
         "from 0, and hide some inputs of a decoder that sees its own outputs"
     ),
+    "match_names": _either(
+        "rename the entries of the state to the names of the model, and load with strict=True",
+        'model.load_state_dict({name.removeprefix("module."): value for name, value in state.items()})',
+    ),
     "build_once": _either("build the optimizer, and its scheduler, once before the loop"),
     "call_step": _either("call optimizer.step() after loss.backward()", "optimizer.step()"),
     "make_updates": _either(

@@ -23,6 +23,7 @@ from gradwatch.probe.inert_hook import inert_hook, remove_hooks, takes_hooks
 from gradwatch.probe.memory.output_graphs import OutputGraphs
 from gradwatch.probe.modules.functional_calls import FunctionalCalls
 from gradwatch.probe.modules.identical_units import find_identical_units
+from gradwatch.probe.modules.loaded_weights import find_failed_loads
 from gradwatch.probe.modules.random_draws import RandomDraws
 from gradwatch.probe.modules.train_eval_modes import TrainEvalModes
 from gradwatch.probe.output_reader import OutputReader
@@ -103,6 +104,7 @@ class Inspections:
         initial = [
             *self._find("the identical units", lambda: find_identical_units(params, layers)),
             *self._find("the initial weights", lambda: find_offset_weights(params, layers)),
+            *self._find("the loaded weights", lambda: find_failed_loads(models)),
             *self._find("the groups of the optimizer", lambda: find_empty_groups(optimizers)),
             *self._find("the trainable parameters", lambda: find_nothing_to_train(params, optimizers)),
         ]

@@ -12,6 +12,8 @@ import gradwatch
 from gradwatch.autowatch import script_watch
 from gradwatch.autowatch.search import find_models
 from gradwatch.config.load import load_config
+from gradwatch.diagnose.rank import diagnose
+from gradwatch.records import Severity
 from gradwatch.train.loop import train as train_config
 
 STEPS = 6
@@ -237,6 +239,25 @@ def count_of(kind):
     return sum(type(thing) is kind for thing in gc.get_objects())
 
 
+@pytest.mark.parametrize(("prefix", "kinds"), [("module.", {"poor-initialization"}), ("", set())])
+def test_a_load_that_matches_no_name_of_the_model_is_found(prefix, kinds, unedited, monitors):
+    with unedited():
+        model = make()
+        state = {prefix + name: value.clone() for name, value in make().state_dict().items()}
+        keys = model.load_state_dict(state, strict=False)
+        train(model, torch.optim.SGD(model.parameters(), lr=0.01))
+
+    (monitor,) = monitors
+    monitor.close()
+    found = [finding for finding in monitor.findings() if finding.kind == "poor-initialization"]
+    assert bool(keys.missing_keys) == bool(kinds)
+    assert {finding.kind for finding in found} == kinds
+    assert all(finding.severity is Severity.WARNING and finding.since == 0 for finding in found)
+    assert {diagnosis.cause_id for diagnosis in diagnose(monitor.history)} == (
+        {"names-of-another-model"} if kinds else set()
+    )
+
+
 def test_trainings_above_the_limit_end_the_last_one_and_cost_no_search(unedited, monitors, monkeypatch, capsys):
     searches = []
     monkeypatch.setattr(script_watch, "MAX_LOOPS", 1)
@@ -424,7 +445,7 @@ def test_all_of_torch_is_as_before_after_the_end(unedited):
         during = functions_of_torch()
 
     assert all(a is b for a, b in zip(before, functions_of_torch(), strict=True))
-    assert sum(a is not b for a, b in zip(before, during, strict=True)) == 7
+    assert sum(a is not b for a, b in zip(before, during, strict=True)) == 8
 
 
 def test_an_error_about_a_tensor_changed_in_place_is_the_script_s_own_with_the_way_to_both_lines(unedited):

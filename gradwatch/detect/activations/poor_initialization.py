@@ -11,10 +11,11 @@ import numpy as np
 
 from gradwatch.detect import Example
 from gradwatch.detect.activations.poor_initialization_rules.equal_weights import find_equal_units, find_zero_weights
+from gradwatch.detect.activations.poor_initialization_rules.failed_loads import find_failed_loads
 from gradwatch.detect.activations.poor_initialization_rules.first_loss import find_high_first_loss
 from gradwatch.detect.activations.poor_initialization_rules.large_weights import find_large_weights
 from gradwatch.detect.activations.poor_initialization_rules.small_weights import find_small_weights
-from gradwatch.events import CHANCE, EMBEDDING_PRODUCT, MATRIX, WEIGHTS_ALIKE, WEIGHTS_OFFSET
+from gradwatch.events import CHANCE, EMBEDDING_PRODUCT, MATRIX, WEIGHTS_ALIKE, WEIGHTS_NOT_LOADED, WEIGHTS_OFFSET
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.history.synthetic.edit import with_statistic
@@ -56,7 +57,8 @@ class PoorInitialization:
     names a layer on whose scale the loss depends `dominance` times as much as on any other. (5) In a
     model without normalization, hidden layers have gains below `faint`, and the gradient of the median weight is `lost`
     orders of magnitude below the gradient of the output's bias. (6) All matrices are zero, and at most one has a
-    gradient, which biases bring.
+    gradient, which biases bring. (7) Under `gradwatch run`: `load_state_dict(strict=False)` matched no parameter, and
+    nothing has written to them since.
 
     Exceptions to the rules: a first layer may be scaled up on purpose (sinusoidal networks, random features), and a
     trained network may have sharp weights. One such layer alone is reported as info. Weights of zero that open a branch
@@ -99,6 +101,7 @@ class PoorInitialization:
         if history.step >= self.every or history.param.steps()[0] != 0:
             return
         # causes first: the high first loss is reported only if no layer explains it
+        yield from find_failed_loads(self, history)
         yield from find_equal_units(self, history)
         yield from find_zero_weights(self, history, layers=self.layers)
         yield from find_small_weights(self, history, faint=self.faint, lost=self.lost, layers=self.layers)
@@ -133,6 +136,9 @@ class PoorInitialization:
         copies = Synthetic(steps=20).add_event(WEIGHTS_ALIKE, layer="layers.3", text="all weights are equal")
         yield Example("deviations of random weights, as the argument of a softplus", _deviations())
         yield Example("units that are copies of each other", copies.history(), ("layers.3",))
+        state = {"tensors": 62.0}
+        unloaded = Synthetic(steps=20).add_event(WEIGHTS_NOT_LOADED, layer="layers", values=state, text="other names")
+        yield Example("a load that matched no name", unloaded.history(), ("layers",))
         yield Example("embeddings that are multiplied, initialized for it", _multiplied(0.1, 0.1)[0])
         yield Example("embeddings from N(0, 1) that are looked up only", _multiplied(1.0, 1.0, is_noted=False)[0])
         grown = Synthetic(steps=60)
