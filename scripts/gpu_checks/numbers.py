@@ -25,9 +25,9 @@ def grads_of_all_kinds() -> Iterator[tuple[str, Tensor]]:
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
         for size in (0, 1, 31, 4096, 4097, 1_000_003):
             yield f"{dtype}, {size}", torch.randn(size, generator=made, dtype=torch.float64).to(dtype)
-        ill = torch.randn(9000, generator=made, dtype=torch.float64).to(dtype)
-        ill[:70] = torch.tensor(SPECIALS * 10).to(dtype)
-        yield f"{dtype}, NaN and Inf", ill
+        non_finite = torch.randn(9000, generator=made, dtype=torch.float64).to(dtype)
+        non_finite[:70] = torch.tensor(SPECIALS * 10).to(dtype)
+        yield f"{dtype}, NaN and Inf", non_finite
         tiny = (torch.randn(5000, generator=made, dtype=torch.float64) * torch.finfo(dtype).tiny / 4).to(dtype)
         yield f"{dtype}, subnormal", tiny
         yield f"{dtype}, Inf alone", torch.tensor([1.0, float("inf"), 3.0]).to(dtype)

@@ -22,7 +22,9 @@ Joined = tuple[tuple[str, ...], list[int]]
 """Names of several modules or tensors, empty for the whole run, and the indices of all their tensors."""
 
 
-def affected_modules(history: History, ill_L: NDArray[np.bool_], *, kind: str, thawed: bool = False) -> list[Scope]:
+def affected_modules(
+    history: History, affected_L: NDArray[np.bool_], *, kind: str, thawed: bool = False
+) -> list[Scope]:
     """Group affected tensors into the largest modules in which every trainable tensor is affected.
 
     One finding for `encoder` says more than 30 findings for `encoder.layers.0.weight` and so on. For this reason a
@@ -30,7 +32,7 @@ def affected_modules(history: History, ill_L: NDArray[np.bool_], *, kind: str, t
 
     Args:
         history: History of the run.
-        ill_L: Which tensors are affected, of shape (L,). Tensors that are not trainable do not count.
+        affected_L: Which tensors are affected, of shape (L,). Tensors that are not trainable do not count.
         kind: Kind of the symptom.
         thawed: Count affected tensors as trainable even if they were frozen when the monitor attached.
 
@@ -38,27 +40,27 @@ def affected_modules(history: History, ill_L: NDArray[np.bool_], *, kind: str, t
         The groups in model order. A group of one tensor has that tensor's name.
     """
     named = [name for f in history.findings if f.kind == kind for name in f.names or (None,)]
-    groups = _groups(history, ill_L, thawed)
+    groups = _groups(history, affected_L, thawed)
     return [(name, group) for name, group in groups if not any(_overlaps(name, n) for n in named)]
 
 
-def _groups(history: History, ill_L: NDArray[np.bool_], thawed: bool) -> list[Scope]:
-    if not ill_L.any():
+def _groups(history: History, affected_L: NDArray[np.bool_], thawed: bool) -> list[Scope]:
+    if not affected_L.any():
         return []
     layers = history.info.layers
-    trains = [layer.trainable or (thawed and bool(ill_L[i])) for i, layer in enumerate(layers)]
-    ill = [i for i in np.flatnonzero(ill_L).tolist() if trains[i]]
-    if not ill:
+    trains = [layer.trainable or (thawed and bool(affected_L[i])) for i, layer in enumerate(layers)]
+    affected = [i for i in np.flatnonzero(affected_L).tolist() if trains[i]]
+    if not affected:
         return []
     # all trainable tensors: the whole run, unless the run has a single one, or most of the model is frozen
-    if len(ill) == sum(trains) and (len(ill) == 1 or 2 * len(ill) > len(layers)):
-        return [(None, ill)] if len(ill) > 1 else [(layers[i].name, [i]) for i in ill]
+    if len(affected) == sum(trains) and (len(affected) == 1 or 2 * len(affected) > len(layers)):
+        return [(None, affected)] if len(affected) > 1 else [(layers[i].name, [i]) for i in affected]
     of = Counter(m for i, layer in enumerate(layers) if trains[i] for m in _modules(layer.module))
-    ill_of = Counter(m for i in ill for m in _modules(layers[i].module))
+    affected_of = Counter(m for i in affected for m in _modules(layers[i].module))
     groups: dict[str, list[int]] = {}
-    for i in ill:
+    for i in affected:
         # outermost first, so that the largest module wins; a module of one tensor is no group
-        whole = (m for m in _modules(layers[i].module) if ill_of[m] == of[m] > 1)
+        whole = (m for m in _modules(layers[i].module) if affected_of[m] == of[m] > 1)
         groups.setdefault(next(whole, layers[i].name), []).append(i)
     return [(name if len(group) > 1 else layers[group[0]].name, group) for name, group in groups.items()]
 
@@ -69,13 +71,13 @@ def is_everything(history: History, group: list[int]) -> bool:
 
 
 def joined_modules(
-    history: History, ill_L: NDArray[np.bool_], *, kind: str, severity: Severity, thawed: bool = False
+    history: History, affected_L: NDArray[np.bool_], *, kind: str, severity: Severity, thawed: bool = False
 ) -> list[Joined]:
     """Join the groups of `affected_modules`, which share one cause, so that they become one finding.
 
     Args:
         history: History of the run.
-        ill_L: Which tensors are affected, of shape (L,).
+        affected_L: Which tensors are affected, of shape (L,).
         kind: Kind of the symptom.
         severity: Harm to the training. Names in an open finding that is as severe are left out.
         thawed: As for `affected_modules`.
@@ -84,7 +86,7 @@ def joined_modules(
         The names of all groups and their tensors, or an empty list. A finding for the whole run has no names.
     """
     known = {name for f in history.findings if f.kind == kind and f.severity >= severity for name in f.names}
-    groups = [g for g in affected_modules(history, ill_L, kind=kind, thawed=thawed) if g[0] not in known]
+    groups = [g for g in affected_modules(history, affected_L, kind=kind, thawed=thawed) if g[0] not in known]
     names = tuple(name for name, _ in groups if name is not None)
     return [(names, [i for _, group in groups for i in group])] if groups else []
 

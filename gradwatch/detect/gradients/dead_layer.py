@@ -177,14 +177,14 @@ class DeadLayer:
         l2_TL = history.param.window("grad.l2", self.steps)
         if len(l2_TL) < self.steps:
             return
-        ill_L = find_cliffs(history, l2_TL, decades=self.decades, matrices=self.matrices)
-        ill_L |= find_frozen(history, newest_L, steps=self.steps)
+        affected_L = find_cliffs(history, l2_TL, decades=self.decades, matrices=self.matrices)
+        affected_L |= find_frozen(history, newest_L, steps=self.steps)
         structure = structure_of(history)
         # a bias alone may lose its gradient; skipped updates have no gradient worth reading
-        if not ill_L[structure.matrices.indices_M].any() or (history.scalar("skipped", self.steps) == 1).any():
+        if not affected_L[structure.matrices.indices_M].any() or (history.scalar("skipped", self.steps) == 1).any():
             return
         usual = float(median(newest_L[structure.is_trainable_L]))
-        for layer, group in affected_modules(history, ill_L, kind=self.kind):
+        for layer, group in affected_modules(history, affected_L, kind=self.kind):
             # no layer learns: that is another fault, or success; padding is that of vanishing-gradient
             if layer is None or reads_padding(history, layer):
                 continue

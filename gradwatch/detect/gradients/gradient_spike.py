@@ -126,10 +126,10 @@ class GradientSpike:
         l2_TL = history.param.window("grad.l2", PAST_STEPS + age)
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio_L = l2_TL[-age] / median(l2_TL[:-age])
-        ill_L = ratio_L >= self.factor * self.tensor_share
+        affected_L = ratio_L >= self.factor * self.tensor_share
         # if half of the tensors spike, the run does
-        is_part = 2 * ill_L.sum() < len(ill_L)
-        layers = [layer for layer, _ in affected_modules(history, ill_L, kind=self.kind)] if is_part else [None]
+        is_part = 2 * affected_L.sum() < len(affected_L)
+        layers = [layer for layer, _ in affected_modules(history, affected_L, kind=self.kind)] if is_part else [None]
         step = int(history.param.steps(age)[0])
         for layer in layers:
             whose = f" of {layer}" if layer else ""

@@ -137,8 +137,8 @@ class LayerImbalance:
     @classmethod
     def examples(cls) -> Iterator[Example]:
         """Yield histories that fire, that stay quiet, and near misses."""
-        sick = Synthetic(steps=40).imbalance(4, factor=1e4)
-        yield Example("a layer has raw inputs", sick.history(), sick.names(4))
+        faulty = Synthetic(steps=40).imbalance(4, factor=1e4)
+        yield Example("a layer has raw inputs", faulty.history(), faulty.names(4))
         heads = {"layers.10": 10.0, "layers.11": 11.0}
         tasks = Synthetic(steps=40).imbalance(11, factor=1e4).add_event(HEADS, values=heads)
         yield Example("one of two heads has targets in millimetres", tasks.history(), tasks.names(11))

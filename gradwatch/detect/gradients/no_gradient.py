@@ -107,20 +107,20 @@ class NoGradient:
             return
         share_L = reached_TL[updated_T].mean(axis=0)
         in_turn_L = (share_L > 0) & (share_L < self.turn_frac) & structure.is_trainable_L
-        ill_L = structure.is_trainable_L & (share_L == 0) & ~_copies(history) & may_judge_L
-        ill_L &= ~_is_reported_dead(history) & ~awaits_optimizer(history, least=self.patience)
+        affected_L = structure.is_trainable_L & (share_L == 0) & ~_copies(history) & may_judge_L
+        affected_L &= ~_is_reported_dead(history) & ~awaits_optimizer(history, least=self.patience)
         steps = int(updated_T.sum())
-        if not ill_L.any():
+        if not affected_L.any():
             return
         rate_T = history.scalar("lr.0")
         missing_L = np.isnan(l2_TL).all(axis=0)
-        is_in_turn = is_in_turn_of(l2_TL, in_turn_L, missing_L & ill_L)
+        is_in_turn = is_in_turn_of(l2_TL, in_turn_L, missing_L & affected_L)
         # a gradient may still come while the rate warms up
-        may_come = is_in_turn or rate_T[-1] > rate_T[0] or is_like_expert(history, ill_L & missing_L)
+        may_come = is_in_turn or rate_T[-1] > rate_T[0] or is_like_expert(history, affected_L & missing_L)
         if steps < self.patience * (self.patience_factor if may_come else 1):
             return
         shapes_in_turn = {layer.shape for layer, is_so in zip(history.info.layers, in_turn_L, strict=True) if is_so}
-        for value, part_L in (("None", ill_L & missing_L), ("exactly zero", ill_L & ~missing_L)):
+        for value, part_L in (("None", affected_L & missing_L), ("exactly zero", affected_L & ~missing_L)):
             # zeros may have another cause that is reported elsewhere; None always means a missing path
             is_open = value != "None" and (_is_blocked(history) or is_zero_from_start(history))
             if not is_open:
@@ -131,10 +131,10 @@ class NoGradient:
         return find_first_gradient(history, finding, least=self.recovered)
 
     def _findings(
-        self, history: History, ill_L: NDArray[np.bool_], steps: int, *, value: str, routed: set[tuple[int, ...]]
+        self, history: History, affected_L: NDArray[np.bool_], steps: int, *, value: str, routed: set[tuple[int, ...]]
     ) -> Iterator[Finding]:
-        is_harmless_L = np.zeros_like(ill_L)
-        for _, group in affected_modules(history, ill_L, kind=self.kind):
+        is_harmless_L = np.zeros_like(affected_L)
+        for _, group in affected_modules(history, affected_L, kind=self.kind):
             is_routed = routed.issuperset(history.info.layers[i].shape for i in group) or all(
                 router_of(history, history.info.layers[i].name) is not None for i in group
             )
@@ -142,7 +142,7 @@ class NoGradient:
             is_harmless_L[group] = is_harmless or (value != "None" and is_consequence(history, self.kind))
         parts = [
             (least, names, group)
-            for least, part_L in ((Severity.WARNING, ill_L & ~is_harmless_L), (Severity.INFO, is_harmless_L))
+            for least, part_L in ((Severity.WARNING, affected_L & ~is_harmless_L), (Severity.INFO, is_harmless_L))
             for names, group in joined_modules(history, part_L, kind=self.kind, severity=least)
         ]
         for least, names, group in parts:

@@ -114,8 +114,8 @@ class RisingSparsity:
     @classmethod
     def examples(cls) -> Iterator[Example]:
         """Yield histories that fire, that stay quiet, and near misses."""
-        sick = Synthetic(steps=200).rising_sparsity(6, onset=10, rate=0.004)
-        yield Example("units die one by one", sick.history(), sick.names(6))
+        faulty = Synthetic(steps=200).rising_sparsity(6, onset=10, rate=0.004)
+        yield Example("units die one by one", faulty.history(), faulty.names(6))
         yield Example(
             "units die one by one under a penalty, which leaves no gradient at zero", make_silenced(0.004), ("acts.1",)
         )

@@ -133,8 +133,8 @@ class VanishingGradient:
     @classmethod
     def examples(cls) -> Iterator[Example]:
         """Yield histories that fire, that stay quiet, and near misses."""
-        sick = Synthetic(steps=40).vanishing(decades=8)
-        yield Example("gradients shrink 1e8-fold over twelve layers", sick.history(), sick.names(0))
+        faulty = Synthetic(steps=40).vanishing(decades=8)
+        yield Example("gradients shrink 1e8-fold over twelve layers", faulty.history(), faulty.names(0))
         filters = make_gated()
         yield Example(
             "gradients shrink 1e5-fold over six gated layers, more in the gates", filters.history(), filters.names(0)

@@ -93,14 +93,14 @@ class Fp16Underflow:
         if not _on_grid(absmax_L[is_small_L] / unit).any():
             return
         flushed_TL, zero_TL = self._flushed(history, unit)
-        ill_L = np.count_nonzero(flushed_TL, axis=0) >= self.rows
+        affected_L = np.count_nonzero(flushed_TL, axis=0) >= self.rows
         matrices_M = structure_of(history).matrices.indices_M
         # a matrix must be affected
-        if not ill_L[matrices_M].any():  # the gradient of a bias before a normalization is rounding error
+        if not affected_L[matrices_M].any():  # the gradient of a bias before a normalization is rounding error
             return
         # tensors that are all zero at the same steps have underflowed entirely
-        ill_L |= (zero_TL & flushed_TL.any(axis=1, keepdims=True)).sum(axis=0) >= self.rows
-        for layer, group in affected_modules(history, ill_L, kind=self.kind):
+        affected_L |= (zero_TL & flushed_TL.any(axis=1, keepdims=True)).sum(axis=0) >= self.rows
+        for layer, group in affected_modules(history, affected_L, kind=self.kind):
             yield self._finding(history, layer, group, unit)
 
     def _flushed(self, history: History, unit: float) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:

@@ -68,11 +68,11 @@ class NonFinite:
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield the layer where NaN or Inf entered, at the first step with NaN or Inf, or with harm from it."""
         missing_T = _missing(history, 2)
-        sick_T = _sick(history, missing_T)
-        if not sick_T[-1]:
+        is_affected_T = _is_affected(history, missing_T)
+        if not is_affected_T[-1]:
             return
         earlier = [f for f in history.findings if f.kind == self.kind]
-        is_first = not sick_T[:-1].any()
+        is_first = not is_affected_T[:-1].any()
         # later steps repeat the first one, but a harmless NaN may be followed at once by a harmful one
         if is_first or (earlier and max(f.severity for f in earlier) < Severity.CRITICAL):
             finding = self._finding(history, has_loss=not missing_T[-1])
@@ -82,21 +82,21 @@ class NonFinite:
     def _finding(self, history: History, *, has_loss: bool) -> Finding:
         nonfinite_L = history.param.newest("grad.nonfinite")
         loss = float(history.run.newest("loss")[0])
-        sick = np.flatnonzero(nonfinite_L > 0)
+        affected = np.flatnonzero(nonfinite_L > 0)
         skipped = history.run.newest("skipped")[0] == 1
         evidence = [Quantity(key="loss", value=loss)]
         # without a backward pass there is no gradient to count in
         if not np.isnan(nonfinite_L).all():
             label = "layers with NaN or Inf"
             evidence += [
-                Quantity(key="non_finite.layers", label=label, value=float(len(sick))),
+                Quantity(key="non_finite.layers", label=label, value=float(len(affected))),
                 Quantity(key="grad.nonfinite", value=float(np.nansum(nonfinite_L)), unit="elements"),
             ]
         layer, is_harmless = None, skipped
         if math.isfinite(loss) or not has_loss:
             # backward runs from the output to the input: the last layer with NaN got it first
-            layer = module_of(history, int(sick[-1]))
-            module_type = history.info.layers[sick[-1]].module_type
+            layer = module_of(history, int(affected[-1]))
+            module_type = history.info.layers[affected[-1]].module_type
             message = f"NaN/Inf gradients first appeared in layer `{layer}` ({module_type})"
             message += f"; the loss was still finite ({loss:.3g})" if has_loss else ""
         else:
@@ -119,8 +119,8 @@ class NonFinite:
     @classmethod
     def examples(cls) -> Iterator[Example]:
         """Yield histories that fire, that stay quiet, and near misses."""
-        sick = Synthetic(steps=60).non_finite(step=40, layers=range(5))
-        yield Example("a NaN enters at the fifth of twelve layers", sick.history(), sick.names(4))
+        faulty = Synthetic(steps=60).non_finite(step=40, layers=range(5))
+        yield Example("a NaN enters at the fifth of twelve layers", faulty.history(), faulty.names(4))
         yield Example("the loss becomes NaN", Synthetic(steps=60).non_finite(step=40, lasting=True).history(), (None,))
         yield Example("a healthy run", Synthetic(steps=60).history())
         scaler = Synthetic(steps=60, precision="fp16").non_finite(step=3, value=np.inf, count=40)
@@ -192,7 +192,7 @@ def _continued(finding: Finding, earlier: list[Finding]) -> Finding:
     return replace(finding, message=f"{before.message}; at step {finding.step}, {finding.message}")
 
 
-def _sick(history: History, missing_T: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _is_affected(history: History, missing_T: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Return for each of the newest steps whether its NaN or Inf must be reported."""
     loss_T = history.scalar("loss", len(missing_T))
     # a GradScaler skips overflows by design

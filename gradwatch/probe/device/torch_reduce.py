@@ -89,12 +89,12 @@ def _nonfinite(values: Sequence[torch.Tensor], absmax_L: torch.Tensor) -> torch.
     """Count NaN and Inf in each tensor."""
     # only the CPU checks first whether there are any: on a GPU the check would wait
     if absmax_L.device.type == "cpu":
-        ill = [not math.isfinite(m) for m in sync.to_host(absmax_L)]
+        non_finite = [not math.isfinite(m) for m in sync.to_host(absmax_L)]
     else:
-        ill = [True] * len(values)
+        non_finite = [True] * len(values)
     none = torch.zeros((), dtype=torch.int64, device=absmax_L.device)
     # v - v is 0 for a finite value and NaN for any other, and NaN counts as nonzero
-    return torch.stack([torch.count_nonzero(v - v) if bad else none for v, bad in zip(values, ill, strict=True)])
+    return torch.stack([torch.count_nonzero(v - v) if bad else none for v, bad in zip(values, non_finite, strict=True)])
 
 
 def _with_zeros(stored_S: torch.Tensor, *, stored: int, numel: int) -> torch.Tensor:

@@ -52,25 +52,25 @@ def describe(
     if IS_DOUBLE:
         magnitude = x.to(tl.int64, bitcast=True) & 0x7FFFFFFFFFFFFFFF
         largest = tl.max(magnitude)
-        is_ill = magnitude >= 0x7FF0000000000000
+        is_non_finite = magnitude >= 0x7FF0000000000000
         absmax = largest.to(tl.float64, bitcast=True)
     else:
         x = widened(x, IS_BRAIN)
         magnitude = x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
         largest = tl.max(magnitude)
-        is_ill = magnitude >= 0x7F800000
+        is_non_finite = magnitude >= 0x7F800000
         absmax = largest.to(tl.float32, bitcast=True)
     # both counts in one reduction: a chunk has less than 2^15 values
-    counts = tl.sum(is_ill.to(tl.int32) * 65536 + (is_there & (magnitude == 0)).to(tl.int32))
-    ill, zeros = counts >> 16, counts & 0xFFFF
+    counts = tl.sum(is_non_finite.to(tl.int32) * 65536 + (is_there & (magnitude == 0)).to(tl.int32))
+    non_finite, zeros = counts >> 16, counts & 0xFFFF
     # the squares of huge and tiny values leave the range of a float, so values are scaled by a power of two, without
     # rounding: by the exponent of the largest, but by 2^100 next to an Inf, where finite values must not become Inf
     if IS_DOUBLE:
-        exponent = tl.where(ill == 0, tl.minimum(tl.maximum(largest >> 52, 1), 2045), 1123)
+        exponent = tl.where(non_finite == 0, tl.minimum(tl.maximum(largest >> 52, 1), 2045), 1123)
         scale = (exponent << 52).to(tl.float64, bitcast=True)
         y = x * ((2046 - exponent) << 52).to(tl.float64, bitcast=True)
     else:
-        exponent = tl.where(ill == 0, tl.minimum(tl.maximum(largest >> 23, 1), 253), 227)
+        exponent = tl.where(non_finite == 0, tl.minimum(tl.maximum(largest >> 23, 1), 253), 227)
         scale = (exponent << 23).to(tl.float32, bitcast=True)
         y = x * ((254 - exponent) << 23).to(tl.float32, bitcast=True)
     mean = tl.sum(y) / count
@@ -81,7 +81,7 @@ def describe(
     tl.store(out + 3, tl.sum(away * away).to(tl.float64))
     tl.store(out + 4, absmax.to(tl.float64))
     tl.store(out + 5, zeros.to(tl.float64))
-    tl.store(out + 6, ill.to(tl.float64))
+    tl.store(out + 6, non_finite.to(tl.float64))
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
@@ -133,7 +133,7 @@ def add_chunks(
     total = tl.zeros((AT_ONCE,), tl.float64)
     squares = tl.zeros((AT_ONCE,), tl.float64)
     zeros = tl.zeros((AT_ONCE,), tl.float64)
-    ill = tl.zeros((AT_ONCE,), tl.float64)
+    non_finite = tl.zeros((AT_ONCE,), tl.float64)
     absmax = tl.zeros((AT_ONCE,), tl.int64)  # as bits, in which NaN is the largest
     first = begin
     while first < end:  # `range` needs integers in the interpreter
@@ -145,7 +145,7 @@ def add_chunks(
         found = tl.load(here + 4, mask=is_there, other=0.0)
         absmax = tl.maximum(absmax, found.to(tl.int64, bitcast=True) & 0x7FFFFFFFFFFFFFFF)
         zeros += tl.load(here + 5, mask=is_there, other=0.0)
-        ill += tl.load(here + 6, mask=is_there, other=0.0)
+        non_finite += tl.load(here + 6, mask=is_there, other=0.0)
         first += AT_ONCE
     mean = tl.sum(total) / n
     # a second loop: deviations need the mean of all chunks
@@ -168,7 +168,7 @@ def add_chunks(
     tl.store(out + 2 * stride, (mean * factor).to(tl.float32))
     tl.store(out + 3 * stride, (tl.sqrt(tl.sum(spread) / n) * factor).to(tl.float32))
     tl.store(out + 4 * stride, (tl.sum(zeros) / n).to(tl.float32))
-    tl.store(out + 5 * stride, tl.sum(ill).to(tl.float32))
+    tl.store(out + 5 * stride, tl.sum(non_finite).to(tl.float32))
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
@@ -209,7 +209,9 @@ def sum_words(words: tl.tensor, number: tl.tensor, out_C: tl.tensor, GOLDEN: tl.
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
-def find_ill(data: tl.tensor, numel: tl.tensor, out_C: tl.tensor, EXPONENT: tl.constexpr, SIZE: tl.constexpr) -> None:
+def find_non_finite(
+    data: tl.tensor, numel: tl.tensor, out_C: tl.tensor, EXPONENT: tl.constexpr, SIZE: tl.constexpr
+) -> None:
     """Write whether one chunk, of integers with the bits of the values, has a NaN or Inf: all bits of `EXPONENT`."""
     chunk = tl.program_id(0)
     offset = chunk.to(tl.int64) * SIZE

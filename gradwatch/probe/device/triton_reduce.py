@@ -173,14 +173,14 @@ def is_finite(values: Tensor) -> Tensor:
         values: Contiguous, of the dtypes in `ELEMENTS`.
     """
     integer, exponent = EXPONENTS[values.dtype]
-    ill_C = torch.zeros(_num_chunks(values), dtype=torch.int32, device=values.device)
+    non_finite_C = torch.zeros(_num_chunks(values), dtype=torch.int32, device=values.device)
     if values.numel():
         with torch.cuda.device_of(values):
             bits = values.view(integer)
-            kernels.find_ill[(len(ill_C),)](
-                bits, values.numel(), ill_C, EXPONENT=exponent, SIZE=LAUNCH, num_warps=WARPS
+            kernels.find_non_finite[(len(non_finite_C),)](
+                bits, values.numel(), non_finite_C, EXPONENT=exponent, SIZE=LAUNCH, num_warps=WARPS
             )
-    return ~ill_C.any()
+    return ~non_finite_C.any()
 
 
 def _num_chunks(values: Tensor) -> int:

@@ -47,8 +47,8 @@ class ConfigComparison:
         kinds = dict.fromkeys(f.kind for p in self.pairs for f in p.old.alarms)
         counted = {}
         for kind in kinds:
-            ill = [p for p in self.pairs if any(f.kind == kind for f in p.old.alarms)]
-            counted[kind] = len(ill), sum(not any(f.kind == kind for f in p.new.alarms) for p in ill)
+            affected = [p for p in self.pairs if any(f.kind == kind for f in p.old.alarms)]
+            counted[kind] = len(affected), sum(not any(f.kind == kind for f in p.new.alarms) for p in affected)
         return counted
 
     @property

@@ -13,7 +13,7 @@ from gradwatch.history.store import History
 from gradwatch.records import Finding
 from gradwatch.replay.config_change import config_of
 from gradwatch.replay.restore.warm_start import WarmStart, find_warm_start
-from gradwatch.replay.trials.trial_run import TrialRun, run_trial, same_illness, threads_for
+from gradwatch.replay.trials.trial_run import TrialRun, run_trial, same_problem, threads_for
 
 STEPS_AFTER = 40
 """Number of steps to train after a finding: a symptom must stay away, and detectors wait before they report."""
@@ -53,7 +53,7 @@ class TrialRunner:
 
     def warm_start(self, finding: Finding) -> WarmStart | None:
         """Find the newest recorded state before a problem began; None if only the start of the run qualifies."""
-        kinds = same_illness(finding.kind)
+        kinds = same_problem(finding.kind)
         began = min((f.step for f in self.history.findings if f.kind in kinds), default=finding.step)
         # a finding may be reported up to STEPS_AFTER steps after its problem began
         latest = began if finding.kind in FOUND_AT_ONCE else began - STEPS_AFTER

@@ -73,7 +73,7 @@ class TrialRun:
     def found(self, finding: Finding) -> list[Finding]:
         """Return the findings of the same problem that are at least as severe as a warning, or as this finding."""
         least = min(finding.severity, Severity.WARNING)
-        kinds = same_illness(finding.kind)
+        kinds = same_problem(finding.kind)
         return [f for f in self._made() if f.kind in kinds and f.severity >= least]
 
     def _made(self) -> list[Finding]:
@@ -81,7 +81,7 @@ class TrialRun:
         return [f for f in self.history.findings if f.step >= self.start_step]
 
 
-def same_illness(kind: str) -> tuple[str, ...]:
+def same_problem(kind: str) -> tuple[str, ...]:
     """Return the kinds of findings that are signs of the same problem as a kind."""
     # with a loss scaler, NaN in the gradients shows as a falling loss scale
     return NON_FINITE if kind in NON_FINITE else (kind,)

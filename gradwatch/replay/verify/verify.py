@@ -23,7 +23,7 @@ from gradwatch.replay.locate_in_run import locate_step
 from gradwatch.replay.restore.restored_step import RestoredStep, restore_step
 from gradwatch.replay.restore.warm_start import WarmStart
 from gradwatch.replay.trials.runner import TrialRunner
-from gradwatch.replay.trials.trial_run import NON_FINITE, TrialRun, same_illness
+from gradwatch.replay.trials.trial_run import NON_FINITE, TrialRun, same_problem
 from gradwatch.replay.verify.interventions import Intervention, interventions
 from gradwatch.replay.verify.result import Experiment, Status, TestedCause, Verification
 from gradwatch.replay.verify.symptom import KINDS, Symptom, observe
@@ -173,11 +173,11 @@ def _run_intervention(intervention: Intervention, symptom: Symptom) -> Iterator[
     else:
         if not outcomes:
             return
-        ill = [o for o in outcomes if symptom.is_in(o)]
+        shown = [o for o in outcomes if symptom.is_in(o)]
         # gone only if no variant shows the symptom; the first bad outcome is the more telling one
-        gone, result = not ill, symptom.describe((ill or outcomes)[0])
+        gone, result = not shown, symptom.describe((shown or outcomes)[0])
         if len(outcomes) > 1:
-            result = f"symptom in {len(ill)} of {len(outcomes)}; {result}"
+            result = f"symptom in {len(shown)} of {len(outcomes)}; {result}"
     yield Experiment(
         text=intervention.text, result=result, gone=gone, causes=intervention.causes, axis=intervention.axis
     )
@@ -196,10 +196,10 @@ def _describe_dependence(experiments: Sequence[Experiment]) -> str:
 
 def _test_causes(runner: TrialRunner, diagnosis: Diagnosis, seen: _Reproduction) -> Iterator[TestedCause]:
     """Yield the diagnosed cause, then its rivals if it is not confirmed or an experiment supports them."""
-    leading, ill = diagnosis.findings[0], seen.reproduced
+    leading, is_reproduced = diagnosis.findings[0], seen.reproduced
     own = [c for c in seen.experiments if diagnosis.cause_id in c.causes]
     own += _try_remedies(runner, leading, diagnosis.remedies, seen)
-    tested = _conclude(diagnosis.cause, diagnosis.cause_id, own, reproduced=ill)
+    tested = _conclude(diagnosis.cause, diagnosis.cause_id, own, reproduced=is_reproduced)
     yield tested
     rivals = _rivals(runner.history, diagnosis)
     for cause in rivals:
@@ -210,11 +210,13 @@ def _test_causes(runner: TrialRunner, diagnosis: Diagnosis, seen: _Reproduction)
             made = remedies(cause.remedies, Case.of(runner.history, diagnosis.findings))
             experiments += _try_remedies(runner, leading, made, seen)
         if experiments:
-            yield _conclude(cause.name, cause.id, experiments, reproduced=ill)
+            yield _conclude(cause.name, cause.id, experiments, reproduced=is_reproduced)
     # causes that are no rivals, but that an experiment supports all the same
     known = {diagnosis.cause_id, *(cause.id for cause in rivals)}
     for other in dict.fromkeys(i for c in seen.experiments if c.gone for i in c.causes if i not in known):
-        yield _conclude(cause_of(other).name, other, [c for c in seen.experiments if other in c.causes], reproduced=ill)
+        yield _conclude(
+            cause_of(other).name, other, [c for c in seen.experiments if other in c.causes], reproduced=is_reproduced
+        )
 
 
 def _rivals(history: History, diagnosis: Diagnosis) -> list[Cause]:
@@ -231,10 +233,10 @@ def _try_remedies(
 ) -> list[Experiment]:
     # without a reproduced symptom, a training would show nothing
     changes = [r for r in made if r.patch] if seen.reproduced else []
-    return _try_until_healed(runner, finding, changes, seen.warm_start)
+    return _try_until_gone(runner, finding, changes, seen.warm_start)
 
 
-def _try_until_healed(
+def _try_until_gone(
     runner: TrialRunner, finding: Finding, changes: Sequence[Remedy], warm_start: WarmStart | None
 ) -> list[Experiment]:
     made: list[Experiment] = []
@@ -275,7 +277,7 @@ def _train_with(runner: TrialRunner, finding: Finding, change: Remedy, warm_star
     found = made.found(finding)
     # unknown if the training ended before the step of the finding
     gone = not found if found or made.history.step >= finding.step else None
-    others = sorted({f.kind for f in made.alarms} - set(same_illness(finding.kind)))
+    others = sorted({f.kind for f in made.alarms} - set(same_problem(finding.kind)))
     result = f"{_span(made)}, loss {made.loss:.4g}: " + (f"{found[0].kind} again" if found else f"no {finding.kind}")
     result += f", but {', '.join(others)}" if gone and others else ""
     return Experiment(
@@ -292,7 +294,7 @@ def _try_reverted_settings(runner: TrialRunner, finding: Finding, seen: _Reprodu
     changes, located = list(reverted_settings(config_of(runner.run))), seen.located
     if located and located.operation.module_type == "":  # outside of all modules: the loss function is tried first
         changes.sort(key=lambda c: not any(key.split(".")[0] == "loss" for key in c.patch))
-    return _try_until_healed(runner, finding, changes, seen.warm_start)
+    return _try_until_gone(runner, finding, changes, seen.warm_start)
 
 
 def _conclude(name: str, cause_id: str, experiments: Sequence[Experiment], *, reproduced: bool) -> TestedCause:

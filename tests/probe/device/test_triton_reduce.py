@@ -87,7 +87,7 @@ def test_checksums_and_checks_for_finite_values_compile_for_a_gpu():
     bits = {"data": "*i16", "numel": "i32", "out_C": "*i32"}
 
     assert compiled(triton_kernels.sum_words, words, {"GOLDEN": -7046029254386353131, "SIZE": 4096}).asm["ptx"]
-    assert compiled(triton_kernels.find_ill, bits, {"EXPONENT": 0x7C00, "SIZE": 4096}).asm["ptx"]
+    assert compiled(triton_kernels.find_non_finite, bits, {"EXPONENT": 0x7C00, "SIZE": 4096}).asm["ptx"]
 
 
 class Broken:

@@ -49,10 +49,10 @@ def find_large_weights(
     is_harmful |= math.isnan(units) and bool((gain_L[later_M] >= gain**layers).any())  # one is worth several in a row
     modules = {infos[i].module for i in large}
     # the biases of these modules join, so that a group can cover a whole module
-    ill_L = np.array([info.module in modules for info in infos]) & ~(gain_L < gain)
+    affected_L = np.array([info.module in modules for info in infos]) & ~(gain_L < gain)
     tables = [(infos[i].name, [int(i)]) for i in np.flatnonzero(embedding_L >= gain)]
-    ill_L &= np.isnan(embedding_L)  # an embedding is named as such even if the model has nothing else
-    for layer, group in (*tables, *affected_modules(history, ill_L, kind=detector.kind)):
+    affected_L &= np.isnan(embedding_L)  # an embedding is named as such even if the model has nothing else
+    for layer, group in (*tables, *affected_modules(history, affected_L, kind=detector.kind)):
         largest = float(np.fmax.reduce(gain_L[group]))
         most = module_of(history, group[int(np.nanargmax(gain_L[group]))])
         whole = "" if layer else f"all layers are initialized too large, {most} most of all: "

@@ -43,8 +43,8 @@ def find_small_weights(
     share = float(median(l2_L[hidden_M]) / l2_L[structure.chain.output_bias])
     if not share <= 10**-lost:  # nan: no gradient
         return
-    ill_L = np.isin([info.module for info in infos], [infos[i].module for i in small])
-    for layer, group in affected_modules(history, ill_L, kind=detector.kind):
+    affected_L = np.isin([info.module for info in infos], [infos[i].module for i in small])
+    for layer, group in affected_modules(history, affected_L, kind=detector.kind):
         smallest = float(np.nanmin(gain_L[group]))
         yield finding_of(
             detector,

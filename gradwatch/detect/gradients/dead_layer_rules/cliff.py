@@ -24,11 +24,11 @@ def find_cliffs(history: History, l2_TL: Floats, *, decades: float, matrices: in
         decades: Minimum distance below the median matrix, in powers of ten.
         matrices: Minimum number of weight matrices.
     """
-    ill_L = np.zeros(l2_TL.shape[1], np.bool_)
+    affected_L = np.zeros(l2_TL.shape[1], np.bool_)
     newest_M = log10(matrix_rms(history, l2_TL[-1]))
     # cheap: the newest step alone rules out most runs
     if len(newest_M) < matrices or not np.fmax.reduce(newest_M) - np.fmin.reduce(newest_M) > decades:
-        return ill_L
+        return affected_L
     level_M = log10(matrix_rms(history, median(l2_TL)))
     top_M = log10(matrix_rms(history, np.fmax.reduce(l2_TL)))
     tiny_M = top_M < median(level_M) - decades  # False for nan, which stands for zero and missing
@@ -37,8 +37,8 @@ def find_cliffs(history: History, l2_TL: Floats, *, decades: float, matrices: in
         edges_M = top_M[[i for i in (start, end - 1) if 0 <= i < len(level_M)]]
         # a decade less than the full drop, because the neighbor may lie below the median
         tiny_M[start:end] = bool((sides_M > edges_M.max() + decades - 1).any())
-    ill_L[structure_of(history).matrices.indices_M[tiny_M]] = True
-    return ill_L
+    affected_L[structure_of(history).matrices.indices_M[tiny_M]] = True
+    return affected_L
 
 
 def gap_below_median(history: History, l2_TL: Floats, group: list[int]) -> float:

@@ -65,8 +65,8 @@ def find_faded(
         for i, used_T in zip(columns, used_TL.T, strict=True)
     }
     faded = {i: share for i, share in shares.items() if share}
-    ill_L = np.isin(np.arange(len(away_L)), list(faded))
-    for layer, group in affected_modules(history, ill_L, kind=kind):
+    affected_L = np.isin(np.arange(len(away_L)), list(faded))
+    for layer, group in affected_modules(history, affected_L, kind=kind):
         if layer is None:
             continue
         last = int(steps_T[np.flatnonzero(used_TL[:, np.isin(columns, group)].any(axis=1))[-1]])

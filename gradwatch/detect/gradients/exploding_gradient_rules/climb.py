@@ -62,11 +62,11 @@ def find_climb(
         return
     l2_TL = history.param.window("grad.l2")
     with np.errstate(divide="ignore", invalid="ignore"):
-        ill_L = median(l2_TL[-BLOCK_STEPS:]) >= factor * median(l2_TL[:half])
+        affected_L = median(l2_TL[-BLOCK_STEPS:]) >= factor * median(l2_TL[:half])
     # if most tensors climb, the run climbs
-    is_whole = 2 * np.count_nonzero(ill_L) >= structure_of(history).num_trainable
+    is_whole = 2 * np.count_nonzero(affected_L) >= structure_of(history).num_trainable
     severity = Severity.INFO if _is_known(history, kind, rate_jump=rate_jump) else Severity.CRITICAL
-    for layer, _ in [(None, [])] if is_whole else affected_modules(history, ill_L, kind=kind):
+    for layer, _ in [(None, [])] if is_whole else affected_modules(history, affected_L, kind=kind):
         whose = f" of {layer}" if layer else ""
         yield Sign(
             f"the gradient norm{whose} has grown {format_factor(newest / before)}-fold, and the loss is rising too",

@@ -68,8 +68,8 @@ def find_growing_group(
     if not (apart <= first_decades and has_grown and is_rest_alive):  # False for nan: no gradient at the start
         return
     modules = {history.info.layers[i].module for i in structure_of(history).matrices.indices_M[part]}
-    ill_L = np.array([layer.trainable and layer.module in modules for layer in history.info.layers])
-    for layer, _ in affected_modules(history, ill_L, kind=kind):
+    affected_L = np.array([layer.trainable and layer.module in modules for layer in history.info.layers])
+    for layer, _ in affected_modules(history, affected_L, kind=kind):
         yield Sign(
             f"the gradient of {layer} has outgrown all others: it is at least {format_factor(10**distance)} times as "
             f"large, and was {format_factor(10**apart)} times as large at the start",

@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 from gradwatch.history.store import History
 
 
-def is_like_expert(history: History, ill_L: NDArray[np.bool_]) -> bool:
+def is_like_expert(history: History, affected_L: NDArray[np.bool_]) -> bool:
     """Return whether tensors without gradient look like experts.
 
     Experts are numbered like tensors with a gradient, and come after some of them. A cut in a chain of numbered blocks
     leaves no gradient before the cut.
     """
     layers = history.info.layers
-    reached = [i for i, layer in enumerate(layers) if layer.trainable and not ill_L[i]]
+    reached = [i for i, layer in enumerate(layers) if layer.trainable and not affected_L[i]]
     numbered = {re.sub(r"\d+", "*", layers[i].name) for i in reached}
-    ill = np.flatnonzero(ill_L)
-    is_like_others = all(re.sub(r"\d+", "*", layers[i].name) in numbered for i in ill)
-    return is_like_others and len(reached) > 0 and len(ill) > 0 and reached[0] < ill[0]
+    affected = np.flatnonzero(affected_L)
+    is_like_others = all(re.sub(r"\d+", "*", layers[i].name) in numbered for i in affected)
+    return is_like_others and len(reached) > 0 and len(affected) > 0 and reached[0] < affected[0]
 
 
 def is_in_turn_of(l2_TL: NDArray[np.floating], in_turn_L: NDArray[np.bool_], missing_L: NDArray[np.bool_]) -> bool:

@@ -41,8 +41,8 @@ def find_one_sided_batches(
     bias = history.param.layers.index(event.layer or "")
     one_class = chance_loss / math.log(values["classes"])  # gradient of a batch of one class
     size_T = history.param.window("grad.l2", WINDOW_STEPS)[:, bias] / one_class
-    is_ill_T = (size_T >= one_sided) & (loss_T >= chance_loss)
-    if not is_ill_T.mean() >= share:
+    is_affected_T = (size_T >= one_sided) & (loss_T >= chance_loss)
+    if not is_affected_T.mean() >= share:
         return None
     return Sign(
         "most samples of a batch are of one class, and consecutive batches have different classes",

@@ -39,8 +39,10 @@ def find_silencing_units(history: History, bounds: CreepBounds, *, kind: str, bl
     if not bounds.is_high(low_BA[-1], first_A).any():
         return
     with np.errstate(invalid="ignore", divide="ignore"):
-        ill_A = bounds.is_high(low_BA[-1], first_A) & bounds.is_rising(low_BA) & bounds.is_creeping(low_BA, first_A)
-    for a in np.flatnonzero(ill_A).tolist():
+        affected_A = (
+            bounds.is_high(low_BA[-1], first_A) & bounds.is_rising(low_BA) & bounds.is_creeping(low_BA, first_A)
+        )
+    for a in np.flatnonzero(affected_A).tolist():
         if history.info.activations[a].module_type in DEAD_SIDE_ACTIVATIONS:
             yield _sign(history, bounds, a, before=float(first_A[a]), now=float(low_BA[-1, a]))
 

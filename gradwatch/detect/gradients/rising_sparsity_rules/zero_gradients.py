@@ -55,9 +55,9 @@ def find_sparser_gradients(history: History, bounds: CreepBounds, *, kind: str, 
     whole = len(zero_TL) // BLOCK_STEPS
     # whole blocks only, the last of which ends at the newest step
     low_BL = zero_TL[len(zero_TL) - whole * BLOCK_STEPS :, maybe].reshape(whole, BLOCK_STEPS, -1).min(axis=1)
-    ill_L = np.zeros(len(newest_L), np.bool_)
-    ill_L[maybe] = bounds.is_rising(low_BL) & bounds.is_creeping(low_BL, first_L)
-    for layer, group in affected_modules(history, ill_L, kind=kind):
+    affected_L = np.zeros(len(newest_L), np.bool_)
+    affected_L[maybe] = bounds.is_rising(low_BL) & bounds.is_creeping(low_BL, first_L)
+    for layer, group in affected_modules(history, affected_L, kind=kind):
         mine = np.isin(maybe, group)
         yield _sign(history, bounds, layer, low_BL[:, mine], rise=float((low_BL[-1] - first_L)[mine].max()))
 

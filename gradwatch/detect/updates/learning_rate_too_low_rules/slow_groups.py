@@ -57,9 +57,9 @@ def find_slow_groups(
         return
     # the rate is a matter of the whole group, of which some tensors have larger updates than others
     group_L = np.array([-1 if layer.group is None else layer.group for layer in history.info.layers])
-    ill_L = np.isin(group_L, group_L[still_L]) & has_gradient_L
+    affected_L = np.isin(group_L, group_L[still_L]) & has_gradient_L
     severity = severity_after(history, detector.kind)
-    for names, tensors in joined_modules(history, ill_L, kind=detector.kind, severity=severity):
+    for names, tensors in joined_modules(history, affected_L, kind=detector.kind, severity=severity):
         own_T, others_T = (np.fmax.reduce(ratio_TL[:, rows], axis=1) for rows in (tensors, ~is_slow_L))
         yield finding_of(
             detector,

@@ -56,7 +56,7 @@ def is_round(size: NDArray[np.floating], *, error: float) -> NDArray[np.bool_]:
 def findings_of(
     detector: HasCode,
     history: History,
-    ill_L: NDArray[np.bool_],
+    affected_L: NDArray[np.bool_],
     *,
     severity: Severity,
     what: str,
@@ -67,13 +67,13 @@ def findings_of(
     Args:
         detector: Detector of the findings.
         history: History at the step of the finding.
-        ill_L: Which tensors do not move.
+        affected_L: Which tensors do not move.
         severity: Harm to the training.
         what: Message after the name of the module.
         thawed: Whether these tensors were not trainable when the monitor attached.
     """
     ratio_TL = history.param.window("update.ratio")
-    for names, group in joined_modules(history, ill_L, kind=detector.kind, severity=severity, thawed=thawed):
+    for names, group in joined_modules(history, affected_L, kind=detector.kind, severity=severity, thawed=thawed):
         largest = float(history.param.newest("grad.l2")[group].max())
         ratio = float(np.nan_to_num(history.param.newest("update.ratio")[group]).max())
         yield finding_of(
