@@ -8,10 +8,10 @@ import pkgutil
 from scripts.fault_zoo import protocol
 from scripts.fault_zoo.protocol import Case
 
-SETS = ("dev", "opened", "published", "reports", "practice", "forums", "mailing", "trackers", "questions")
+SETS = ("dev", "opened", "published", "reports", "practice", "forums", "mailing", "trackers", "questions", "threads")
 """`dev` was open while gradwatch was written, `opened` judged an earlier version first, `published` holds reported
-bugs, and so do `reports`, `practice`, `forums`, `mailing`, `trackers` and `questions`, by people who had not read
-gradwatch.
+bugs, and so do `reports`, `practice`, `forums`, `mailing`, `trackers`, `questions` and `threads`, by people who had
+not read gradwatch.
 """
 
 
