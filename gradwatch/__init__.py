@@ -1,4 +1,7 @@
-"""Train PyTorch models, watch the gradients of every layer, and report which layer has a problem and why."""
+"""Train PyTorch models, watch the gradients of every layer, and report which layer has a problem and why.
+
+Under `gradwatch run`, this package is imported before pytest, which then could not rewrite it: PYTEST_DONT_REWRITE.
+"""
 
 from __future__ import annotations
 

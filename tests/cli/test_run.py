@@ -77,6 +77,14 @@ def test_the_exit_code_is_that_of_the_script(start, script, code):
     assert start(*gradwatch_run("train.py"), script=script).returncode == code
 
 
+def test_pytest_takes_the_package_for_imported_and_warns_of_nothing(start):
+    command = ["python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", "train.py"]
+
+    watched = start(*gradwatch_run("--", *command), script="def test_nothing(): pass")
+
+    assert watched.returncode == 0, watched.stdout + watched.stderr
+
+
 def test_a_command_that_trains_nothing_says_so(start):
     done = start(*gradwatch_run("--", sys.executable, "-c", "print(1)"))
 
