@@ -82,7 +82,8 @@ class UnregisteredParams:
             self._others = self._others or [(weakref.ref(param), param.shape) for param in others]
             self._gradients = {id(p): (weakref.ref(p.grad), _norm(p.grad)) for p in found if p.grad is not None}
             return
-        yield from self._find_remade(found, num_known=len(graph.of(LEAF)) - len(leaves))
+        inside = [node.variable for node in leaves if _is_inside(graph, node, known) and has_values(node.variable)]
+        yield from self._find_remade(inside, num_known=len(graph.of(LEAF)) - len(leaves))
         # by `id`, since a tensor compares elementwise; the weak reference shows that the object is still the same
         before = {id(param): state for ref, state in self._seen if (param := ref()) is not None}
         unmoved = {id(param) for param in found if id(param) in before and before[id(param)] == _state(param)}
@@ -103,7 +104,7 @@ class UnregisteredParams:
         """Yield an observation if a forward pass makes parameters that the next one makes again.
 
         Args:
-            found: Parameters that the model does not have.
+            found: Parameters that the model does not have, and that lie before some of its own.
             num_known: Number of those that it has: a loss with more of the others is that of a copy of the model.
         """
         used = set(map(id, found))
@@ -196,6 +197,12 @@ def _norm(grad: Tensor) -> float:
 def _state(param: Tensor) -> tuple[int, bytes]:
     # an update in place raises the version; one through `.data` only changes the fingerprint
     return param._version, fingerprints([param])[0]
+
+
+def _is_inside(graph: Graph, leaf: Node, known: Mapping[Tensor, int]) -> bool:
+    """Return whether parameters of the model come after a leaf, unlike a factor of its outputs, to differentiate by."""
+    above = graph.above(leaf)
+    return any(_is_known(graph, child, known) for node in above for child in graph.inputs(node))
 
 
 def _is_input(graph: Graph, leaf: Node, known: Mapping[Tensor, int]) -> bool:

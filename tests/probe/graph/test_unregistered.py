@@ -212,6 +212,20 @@ def test_a_parameter_that_each_forward_pass_makes_is_found():
     assert events == ["the loss uses a parameter of shape (8,), which each forward pass makes again"]
 
 
+def test_a_factor_of_the_outputs_that_a_penalty_differentiates_by_is_none():
+    model = Positions(keeps=True)
+    reader, events = LossGraphReader(model, *list_parameters(model)), []
+    for step in range(9):  # as in invariant risk minimization
+        factor = nn.Parameter(torch.ones(1))
+        risk = F.softplus(model(X) * factor).mean()
+        (penalty,) = torch.autograd.grad(risk, factor, create_graph=True)
+        loss = risk + penalty.square().sum()
+        loss.backward()
+        events += reader.read(loss, step=step)
+
+    assert "parameters-unregistered" not in {event.kind for event in events}
+
+
 def test_the_parameters_of_a_copy_of_the_model_are_not():
     model = Hidden(nn.ModuleList)
     reader, events = LossGraphReader(model, *list_parameters(model)), []
