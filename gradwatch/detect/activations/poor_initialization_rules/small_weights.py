@@ -7,14 +7,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
-from gradwatch.detect.activations.poor_initialization_rules.gains import weight_gains
+from gradwatch.detect.activations.poor_initialization_rules.gains import RECURRENT_PREFIXES, weight_gains
 from gradwatch.detect.features.finding import HasCode, finding_of
 from gradwatch.detect.features.robust_stats import median
 from gradwatch.detect.features.scope import affected_modules
 from gradwatch.detect.features.structure import structure_of
 from gradwatch.history.store import History
-from gradwatch.records import Finding, Quantity
+from gradwatch.records import Finding, LayerInfo, Quantity
 
 
 def find_small_weights(
@@ -36,7 +37,9 @@ def find_small_weights(
         return
     gain_L = weight_gains(history)
     # zero weights are the case of `find_zero_weights`
-    small = [int(i) for i in hidden_M if 0 < gain_L[i] < faint]
+    small = [
+        int(i) for i in hidden_M if 0 < gain_L[i] < faint and not _is_scaled_by_state(infos, int(i), gain_L, faint)
+    ]
     if len(small) < layers:
         return
     l2_L = history.param.newest("grad.l2")
@@ -60,3 +63,14 @@ def find_small_weights(
             ),
             layer=layer,
         )
+
+
+def _is_scaled_by_state(infos: tuple[LayerInfo, ...], i: int, gain_L: NDArray[np.float64], faint: float) -> bool:
+    """Return whether a weight of the inputs of a recurrent layer is as small as torch makes it.
+
+    Torch draws all weights of the layer by the size of its state. So few inputs beside a large state have a small gain.
+    """
+    if not infos[i].module_type.startswith(RECURRENT_PREFIXES) or "weight_ih" not in infos[i].name:
+        return False
+    of_state = infos[i].name.replace("weight_ih", "weight_hh")
+    return any(info.name == of_state and gain_L[j] >= faint for j, info in enumerate(infos))
