@@ -32,11 +32,16 @@ def find_heads(graph: Graph, index: Mapping[Tensor, int], layers: Sequence[Layer
         index: Index of each parameter of the model.
         layers: The parameters, in that order.
     """
-    heads = _last_weights(graph, index)
-    if not 1 < len(heads) <= MAX_HEADS:
+    last = _last_weights(graph, index)
+    if not 1 < len(last) <= MAX_HEADS:
+        return
+    below = {weight: {index[p] for p in _weights_below(graph, node, index)} for weight, node in last.items()}
+    # the latent of an autoencoder is in the loss too, but its layer comes before the decoder
+    heads = [weight for weight in last if not any(weight in below[other] for other in last if other != weight)]
+    if len(heads) < 2:
         return
     # towers without a shared weight have no trunk to compete for
-    before = [{index[p] for p in _weights_below(graph, node, index)} for node in heads.values()]
+    before = [below[weight] for weight in heads]
     if set.intersection(*before) - set(heads):
         yield HEADS.observe(values={layers[i].name: i for i in sorted(heads)}, heads=len(heads))
     towers = _joined(before)

@@ -70,6 +70,19 @@ def test_one_output_layer_is_no_pair_of_heads():
     assert heads(Tasks(), lambda m: m(X)[0].square().mean()) == []
 
 
+def test_a_latent_in_the_loss_is_no_head_beside_its_decoder():
+    model = Tasks()
+    decoder = nn.Linear(2, 8)
+    parts = nn.ModuleDict({"encoder": model, "decoder": decoder})
+
+    def bound(_):
+        mean, log_var = model(X)
+        error = (decoder(mean * log_var.exp()) - X).square().mean()
+        return error + mean.square().mean() - log_var.mean()
+
+    assert heads(parts, bound) == []
+
+
 def test_a_penalty_on_the_weights_makes_no_heads():
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
     assert heads(model, lambda m: m(X).mean() + sum(p.square().sum() for p in m.parameters())) == []
