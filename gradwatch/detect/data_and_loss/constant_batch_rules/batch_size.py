@@ -45,6 +45,8 @@ def is_surely_part(history: History, size: float, *, chosen: int, toy: int) -> b
 def may_be_part(history: History, size: float, *, chosen: int, small: int) -> bool:
     """Return whether a batch may be a part of the data, instead of all data or a batch that the optimizer needs.
 
+    A single sample is all that a picture prior, an inversion or a new word for one concept is fitted to.
+
     Args:
         history: History of the run.
         size: Samples of the batch; nan if unknown.
@@ -56,5 +58,5 @@ def may_be_part(history: History, size: float, *, chosen: int, small: int) -> bo
     if math.isnan(size):
         return True
     number = round(size)
-    is_round = number <= small or any(number % factor == 0 for factor in ROUND_FACTORS)
+    is_round = 1 < number <= small or any(number % factor == 0 for factor in ROUND_FACTORS)
     return is_round and (size <= chosen or number % LARGE_SIZES == 0)
