@@ -35,6 +35,7 @@ from gradwatch.events import (
     ADVERSARY,
     BROADCAST,
     CHANCE,
+    CHOSEN_OUTPUTS,
     OUTPUTS_AVERAGED,
     PADDING_ATTENDED,
     PAIRED,
@@ -310,6 +311,7 @@ class LossPlateau:
         yield Example("a critic keeps up: for information", make_flat().add_event(ADVERSARY).history(), (None,))
         actions = make_flat().add_event(POLICY).policy_gradient(divergence=0.02, clipped=0.1)
         yield Example("advantages of actions: for information", actions.history(), (None,))
+        yield Example("values of actions: for information", make_flat().add_event(CHOSEN_OUTPUTS).history(), (None,))
         floor = Synthetic(steps=240)
         floor.loss_T[60:] = 0.9 * np.exp(0.02 * floor.rng.standard_normal(180))
         yield Example("a floor after a fall, as label smoothing has", floor.history())

@@ -13,7 +13,7 @@ from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import Sign
 from gradwatch.detect.features.robust_stats import median, slope, trend
 from gradwatch.detect.features.structure import structure_of
-from gradwatch.events import ADVERSARY, EMBEDDING_PRODUCT, POLICY
+from gradwatch.events import ADVERSARY, CHOSEN_OUTPUTS, EMBEDDING_PRODUCT, POLICY
 from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
 
@@ -36,8 +36,9 @@ def loss_evidence(history: History) -> tuple[Quantity, ...]:
 def make_sign(history: History, why: str, *, travel: float, since: int | None = None) -> Sign:
     """Return the sign of a loss that has stood still, with the reason why that loss is too high.
 
-    The sign is for information if the loss is the value of a game between several learners or a policy gradient, which
-    may stand still, or if the weights have hardly moved, so that the model may only be slow.
+    The sign is for information if the loss may stand still or rise while the model learns, or if the weights have
+    hardly moved, so that the model may only be slow. It may be the value of a game between several learners, a policy
+    gradient, or the error of the values of actions, whose targets grow with the agent.
 
     Args:
         history: History of the run.
@@ -46,7 +47,8 @@ def make_sign(history: History, why: str, *, travel: float, since: int | None = 
         since: Step since which the loss has stood still, or None if it is unknown.
     """
     text = f"the loss is {newest_loss(history, WINDOW_STEPS):.4g} after {history.step} steps; {why}"
-    is_game = "+" in history.info.optimizer or any(events_of(history, ADVERSARY)) or _is_policy(history)
+    moves = any(event for kind in (ADVERSARY, CHOSEN_OUTPUTS) for event in events_of(history, kind))
+    is_game = "+" in history.info.optimizer or moves or _is_policy(history)
     moved = _travel(history)
     is_slow = moved < travel  # False for nan: not measured
     if is_slow:
