@@ -248,7 +248,7 @@ on loops that stop to clear their gradients and on factorization machines: of 25
 else.
 
 ```console
-python -m scripts.fault_zoo --set dev --set opened --set published --keep runs/zoo
+python -m scripts.fault_zoo {sets} --keep runs/zoo
 {command}
 ```
 
@@ -277,6 +277,7 @@ def make_page(runs: Sequence[AblatedRun], kept: dict[str, str], command: str) ->
     tree = ("git", "-C", str(REPOSITORY), "rev-parse", "--short", "HEAD")
     alarms = sum(run.fault is None and bool(run.judgement.wrong_kinds) for run in runs)
     return PAGE.format(
+        sets=" ".join(f"--set {name}" for name in dict.fromkeys(run.set for run in runs)),
         command=command,
         day=f"{datetime.now(UTC):%d %B %Y}",
         tree=subprocess.run(tree, capture_output=True, text=True, check=True).stdout.strip(),
