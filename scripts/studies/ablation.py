@@ -254,7 +254,7 @@ python -m scripts.fault_zoo {sets} --keep runs/zoo
 
 Written on {day}, from tree `{tree}` and {runs} kept runs: {faulty} with a fault, of which {found} are found, and
 {healthy} healthy ones, of which {alarms} {have} an alarm. The stored rows give the judgement of the live run, except in
-{differing} runs: long ones are thinned on disk.
+{differing} runs: long ones are thinned on disk, and the detectors may be newer than a run.
 
 ## Each mechanism
 
