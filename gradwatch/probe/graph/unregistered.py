@@ -75,14 +75,15 @@ class UnregisteredParams:
         """
         leaves = [node for node in graph.of(LEAF) if node.variable not in known]
         # reading a tensor with freed storage would end the process
-        found = [node.variable for node in leaves if not _is_input(graph, node, known) and has_values(node.variable)]
+        nodes = [node for node in leaves if not _is_input(graph, node, known) and has_values(node.variable)]
+        found = [node.variable for node in nodes]
         if step < SECOND_LOOK_STEP:
             self._seen = self._seen or [(weakref.ref(param), _state(param)) for param in found]
             others = [param for param in found if isinstance(param, nn.Parameter)]
             self._others = self._others or [(weakref.ref(param), param.shape) for param in others]
             self._gradients = {id(p): (weakref.ref(p.grad), _norm(p.grad)) for p in found if p.grad is not None}
             return
-        inside = [node.variable for node in leaves if _is_inside(graph, node, known) and has_values(node.variable)]
+        inside = [node.variable for node in nodes if _is_inside(graph, node, known)]
         yield from self._find_remade(inside, num_known=len(graph.of(LEAF)) - len(leaves))
         # by `id`, since a tensor compares elementwise; the weak reference shows that the object is still the same
         before = {id(param): state for ref, state in self._seen if (param := ref()) is not None}
