@@ -12,13 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect import Example, Recovery
-from gradwatch.detect.features.baseline import first_steps, is_zero_from_start
+from gradwatch.detect.features.baseline import is_zero_from_start
 from gradwatch.detect.features.consequences import is_consequence
 from gradwatch.detect.features.finding import finding_of, subject
 from gradwatch.detect.features.scope import affected_modules, is_everything, joined_modules
 from gradwatch.detect.features.structure import structure_of
 from gradwatch.detect.gradients.dead_layer_rules.experts import router_of
 from gradwatch.detect.gradients.no_gradient_rules.in_turn import is_in_turn_of, is_like_expert
+from gradwatch.detect.gradients.no_gradient_rules.moved import are_copies, are_moved_by_hand
 from gradwatch.detect.gradients.no_gradient_rules.reached import (
     awaits_optimizer,
     find_first_gradient,
@@ -67,7 +68,8 @@ class NoGradient:
     itself is exactly 0, that is reported as loss-plateau. Zeros next to weights of zero that
     nothing moves, as in a factor of LoRA that no optimizer holds, follow from those weights (info). A target network or
     an average of the weights has no gradient by design: tensors that no optimizer holds do not count if they began as a
-    copy of a trained tensor, or move anyway.
+    copy of a trained tensor, or move anyway. Nor do tensors whose gradient is None and that the loop moves by hand, as
+    a trust region does.
 
     Source: Zhang et al. 2018, "An empirical study on TensorFlow program bugs" (unconnected graphs),
     https://doi.org/10.1145/3213846.3213866; PyTorch, `torch.autograd.grad`, argument `allow_unused`.
@@ -80,6 +82,8 @@ class NoGradient:
             may wait that long for their first gradient.
         turn_frac: Fraction of the steps with a gradient, 0..1, below which a tensor comes and goes. 0.9: one step
             in ten without a gradient, as the first of a branch that starts at zero, is no turn.
+        moved_frac: Fraction of the pairs of measured weights, 0..1, between which a tensor moves if the loop updates
+            it by hand. 0.5: weights that are loaded once move between two of them only.
         recovered: Steps with a gradient that withdraw a finding. 2: a single one may be an accident.
     """
 
@@ -89,6 +93,7 @@ class NoGradient:
     patience: int = 8
     patience_factor: float = 5.0
     turn_frac: float = 0.9
+    moved_frac: float = 0.5
     recovered: int = 2
 
     def detect(self, history: History) -> Iterator[Finding]:
@@ -107,8 +112,9 @@ class NoGradient:
             return
         share_L = reached_TL[updated_T].mean(axis=0)
         in_turn_L = (share_L > 0) & (share_L < self.turn_frac) & structure.is_trainable_L
-        affected_L = structure.is_trainable_L & (share_L == 0) & ~_copies(history) & may_judge_L
+        affected_L = structure.is_trainable_L & (share_L == 0) & ~are_copies(history) & may_judge_L
         affected_L &= ~_is_reported_dead(history) & ~awaits_optimizer(history, least=self.patience)
+        affected_L &= ~are_moved_by_hand(history, least_frac=self.moved_frac)
         steps = int(updated_T.sum())
         if not affected_L.any():
             return
@@ -203,6 +209,8 @@ class NoGradient:
         yield Example("every step so far was skipped", skipped.history())
         yield Example("a target network: a copy that no optimizer holds", _make_unowned(copied=True))
         yield Example("an average of the weights, which moves without an optimizer", _make_unowned(moves=True))
+        yield Example("a policy that the loop moves by hand", _make_moved(until=60))
+        yield Example("a layer whose weights are loaded once", _make_moved(until=20), ("layers.4.weight",))
         yield Example("a layer that no module uses and no optimizer holds", _make_unowned(), ("layers.4.weight",))
         blocked = Synthetic(steps=40, activations=3).no_gradient((0, 1), zero=True).dead_relu(0, fraction=1, onset=0)
         yield Example("zeros behind a dead ReLU are reported as dead-relu", blocked.history())
@@ -225,7 +233,7 @@ def _make_second(*, starts: int, is_cut: bool = False) -> History:
     made.info = replace(made.info, layers=layers)
     made.grad_l2_TL[:starts, 10:] = np.nan
     if is_cut:
-        made.grad_l2_TL[:, 11] = np.nan
+        made.no_gradient(11)
     rate_T1 = np.where(made.t_T < starts, np.nan, 1e-3)[:, None]
     return with_statistic(made.history(), "lr.1", rate_T1, missing=True)
 
@@ -254,28 +262,18 @@ def _make_unowned(*, copied: bool = False, moves: bool = False) -> History:
     return made.history()
 
 
+def _make_moved(*, until: int) -> History:
+    """Return a run of 60 steps with a layer that has no gradient, and that moves until a step."""
+    made = Synthetic(steps=60).no_gradient(4)
+    made.weight_l2_TL[:, 4] = 1 + 1e-4 * np.minimum(made.t_T, until)
+    return made.history()
+
+
 def _is_reported_dead(history: History) -> NDArray[np.bool_]:
     """Return which tensors a collapsed router's finding, or another one of a dead layer, names already."""
     named = [n for f in history.findings if f.kind == "dead-layer" and f.severity > Severity.INFO for n in f.names]
     prefixes = tuple(f"{name}." for name in named)
     return np.array([f"{layer.name}.".startswith(prefixes) for layer in history.info.layers], np.bool_)
-
-
-def _copies(history: History) -> NDArray[np.bool_]:
-    """Return which tensors outside the optimizer started as a copy of a trained tensor, or move anyway."""
-    layers, l2_TL = history.info.layers, history.param.window("weight.l2")
-    moved_L = np.fmax.reduce(l2_TL) > np.fmin.reduce(l2_TL)
-    first_L = first_steps(history, "weight.l2", 1)[0]
-    held = {(layer.shape, first) for layer, first in zip(layers, first_L, strict=True) if layer.group is not None}
-    copied_L = np.array(
-        [
-            layer.group is None and (is_moved or (layer.shape, first) in held)
-            for layer, first, is_moved in zip(layers, first_L, moved_L, strict=True)
-        ],
-        np.bool_,
-    )
-    is_matrix_L = np.array([len(layer.shape) >= 2 for layer in layers], np.bool_)
-    return copied_L if (copied_L & is_matrix_L).any() else np.zeros_like(copied_L)  # zeros and ones equal each other
 
 
 def _is_cancelled(history: History, tensor: int) -> bool:

@@ -64,12 +64,13 @@ class Synthetic(HealthyRun):
         return self
 
     def no_gradient(self, layer: Layers, *, zero: bool = False) -> Self:
-        """Make the gradient of a layer None, or exactly zero, at every step."""
+        """Make the gradient of a layer None, or exactly zero, at every step. Its weights stay as they are."""
         i = self._pick(layer)
         # nan stands for a gradient of None
         self.grad_l2_TL[:, i] = 0.0 if zero else np.nan
         self.zero_frac_TL[:, i] = 1.0 if zero else np.nan
         self.nonfinite_TL[:, i] = 0.0 if zero else np.nan
+        self.weight_l2_TL[:, i] = self.weight_l2_TL[0, i]
         return self
 
     def imbalance(self, layer: Layers, *, factor: float = 1000.0) -> Self:

@@ -3,6 +3,10 @@
 import warnings
 from dataclasses import replace
 
+import torch
+from torch import nn
+
+import gradwatch
 from gradwatch.detect.gradients.no_gradient import NoGradient
 from gradwatch.detect.updates.not_optimized import NotOptimized
 from gradwatch.history.synthetic.builder import Synthetic
@@ -27,3 +31,29 @@ def test_a_factor_whose_other_one_nothing_moves_is_for_information(replay):
     found = {f.kind: f.severity for f in replay(made.history(), [NoGradient(), NotOptimized()])}
 
     assert found == {"not-optimized": Severity.WARNING, "no-gradient": Severity.INFO}
+
+
+def test_a_policy_moved_by_hand_in_the_loop_of_its_critic_is_no_alarm(tmp_path):
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"actor": nn.Linear(4, 2), "critic": nn.Linear(4, 1)})
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    with gradwatch.watch(model, optimizer, run=tmp_path / "run") as watched:
+        for _ in range(3):
+            states = torch.randn(64, 4)
+            surrogate = model["actor"](states).log_softmax(1)[:, 0].mean()
+            with torch.no_grad():
+                for param, grad in zip(model["actor"].parameters(), _grads(surrogate, model["actor"]), strict=True):
+                    param.add_(grad, alpha=0.05)
+            for _ in range(10):
+                loss = (model["critic"](states).squeeze(1) - states.sum(1)).pow(2).mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                watched.step(loss)
+        found = {f.kind for f in watched.findings() if f.severity > Severity.INFO}
+
+    assert "no-gradient" not in found
+
+
+def _grads(loss, module):
+    return torch.autograd.grad(loss, list(module.parameters()))

@@ -1,1 +1,1 @@
-"""Parts of `no_gradient`: which tensors the loss has reached, and when a missing gradient has come."""
+"""Parts of `no_gradient`: which tensors the loss reached, which move without it, and when a gradient has come."""

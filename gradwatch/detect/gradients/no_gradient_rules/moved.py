@@ -1,0 +1,46 @@
+"""Tell which tensors move without a gradient: copies, averages, and weights that the loop updates by hand."""
+
+# T = steps of a window, L = parameter tensors
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradwatch.detect.features.baseline import first_steps
+from gradwatch.history.store import History
+
+
+def are_copies(history: History) -> NDArray[np.bool_]:
+    """Return which tensors outside the optimizer started as a copy of a trained tensor, or move anyway."""
+    layers, l2_TL = history.info.layers, history.param.window("weight.l2")
+    moved_L = np.fmax.reduce(l2_TL) > np.fmin.reduce(l2_TL)
+    first_L = first_steps(history, "weight.l2", 1)[0]
+    held = {(layer.shape, first) for layer, first in zip(layers, first_L, strict=True) if layer.group is not None}
+    copied_L = np.array(
+        [
+            layer.group is None and (is_moved or (layer.shape, first) in held)
+            for layer, first, is_moved in zip(layers, first_L, moved_L, strict=True)
+        ],
+        np.bool_,
+    )
+    is_matrix_L = np.array([len(layer.shape) >= 2 for layer in layers], np.bool_)
+    return copied_L if (copied_L & is_matrix_L).any() else np.zeros_like(copied_L)  # zeros and ones equal each other
+
+
+def are_moved_by_hand(history: History, *, least_frac: float) -> NDArray[np.bool_]:
+    """Return which tensors have no gradient at all, and yet another norm from measurement to measurement: shape (L,).
+
+    An optimizer leaves a tensor alone whose gradient is None, weight decay included. A trust region or a natural
+    gradient moves its weights in the loop, by a gradient that is stored nowhere.
+
+    Args:
+        history: History of the run.
+        least_frac: Minimum fraction of the pairs of measurements between which the norm changes, 0..1.
+    """
+    norm_TL = history.param.window("weight.l2")
+    norm_TL = norm_TL[~np.isnan(norm_TL).all(axis=1)]
+    if len(norm_TL) < 2:
+        return np.zeros(len(history.info.layers), np.bool_)
+    is_missing_L = np.isnan(history.param.window("grad.l2")).all(axis=0)
+    return np.asarray(is_missing_L & ((np.abs(np.diff(norm_TL, axis=0)) > 0).mean(axis=0) >= least_frac))
