@@ -19,7 +19,7 @@ from gradwatch.detect.features.scope import affected_modules, is_everything, joi
 from gradwatch.detect.features.structure import structure_of
 from gradwatch.detect.gradients.dead_layer_rules.experts import router_of
 from gradwatch.detect.gradients.no_gradient_rules.in_turn import is_in_turn_of, is_like_expert
-from gradwatch.detect.gradients.no_gradient_rules.moved import are_copies, are_moved_by_hand
+from gradwatch.detect.gradients.no_gradient_rules.moved import are_copies, are_moved_by_hand, find_moves_by_hand
 from gradwatch.detect.gradients.no_gradient_rules.reached import (
     awaits_optimizer,
     find_first_gradient,
@@ -50,7 +50,8 @@ class NoGradient:
     When it is wrong: a module that is unused on purpose: freeze it with `requires_grad_(False)`. Experts, target
     networks and averaged weights do not count or are reported as info.
 
-    When it is withdrawn: a tensor of the finding got a gradient in two steps. What is left becomes a new finding.
+    When it is withdrawn: a tensor of the finding got a gradient in two steps, or the loop turns out to move all of them
+    by hand. What is left becomes a new finding.
 
     How it is detected: trainable tensors whose gradient was None, or exactly zero in every element, at each recorded
     step so far. A gradient that was there and then stays away is another symptom (dead-layer).
@@ -82,8 +83,8 @@ class NoGradient:
             may wait that long for their first gradient.
         turn_frac: Fraction of the steps with a gradient, 0..1, below which a tensor comes and goes. 0.9: one step
             in ten without a gradient, as the first of a branch that starts at zero, is no turn.
-        moved_frac: Fraction of the pairs of measured weights, 0..1, between which a tensor moves if the loop updates
-            it by hand. 0.5: weights that are loaded once move between two of them only.
+        moved: Measurements at which a tensor without gradient has moved if the loop updates it by hand. 2: weights that
+            are loaded once move once.
         recovered: Steps with a gradient that withdraw a finding. 2: a single one may be an accident.
     """
 
@@ -93,7 +94,7 @@ class NoGradient:
     patience: int = 8
     patience_factor: float = 5.0
     turn_frac: float = 0.9
-    moved_frac: float = 0.5
+    moved: int = 2
     recovered: int = 2
 
     def detect(self, history: History) -> Iterator[Finding]:
@@ -114,7 +115,7 @@ class NoGradient:
         in_turn_L = (share_L > 0) & (share_L < self.turn_frac) & structure.is_trainable_L
         affected_L = structure.is_trainable_L & (share_L == 0) & ~are_copies(history) & may_judge_L
         affected_L &= ~_is_reported_dead(history) & ~awaits_optimizer(history, least=self.patience)
-        affected_L &= ~are_moved_by_hand(history, least_frac=self.moved_frac)
+        affected_L &= ~are_moved_by_hand(history, least=self.moved)
         steps = int(updated_T.sum())
         if not affected_L.any():
             return
@@ -133,8 +134,10 @@ class NoGradient:
                 yield from self._findings(history, part_L, steps, value=value, routed=shapes_in_turn)
 
     def recovery(self, history: History, finding: Finding) -> Recovery | None:
-        """Return the first step with a gradient in a tensor that had none, once there are enough such steps."""
-        return find_first_gradient(history, finding, least=self.recovered)
+        """Return the first step with a gradient, or moved by hand, of a tensor that had none, once there are enough."""
+        return find_first_gradient(history, finding, least=self.recovered) or find_moves_by_hand(
+            history, finding, least=self.moved
+        )
 
     def _findings(
         self, history: History, affected_L: NDArray[np.bool_], steps: int, *, value: str, routed: set[tuple[int, ...]]
@@ -209,8 +212,8 @@ class NoGradient:
         yield Example("every step so far was skipped", skipped.history())
         yield Example("a target network: a copy that no optimizer holds", _make_unowned(copied=True))
         yield Example("an average of the weights, which moves without an optimizer", _make_unowned(moves=True))
-        yield Example("a policy that the loop moves by hand", _make_moved(until=60))
-        yield Example("a layer whose weights are loaded once", _make_moved(until=20), ("layers.4.weight",))
+        yield Example("a policy that the loop moves by hand", _make_moved())
+        yield Example("a layer whose weights are loaded once", _make_moved(once=True), ("layers.4.weight",))
         yield Example("a layer that no module uses and no optimizer holds", _make_unowned(), ("layers.4.weight",))
         blocked = Synthetic(steps=40, activations=3).no_gradient((0, 1), zero=True).dead_relu(0, fraction=1, onset=0)
         yield Example("zeros behind a dead ReLU are reported as dead-relu", blocked.history())
@@ -262,10 +265,10 @@ def _make_unowned(*, copied: bool = False, moves: bool = False) -> History:
     return made.history()
 
 
-def _make_moved(*, until: int) -> History:
-    """Return a run of 60 steps with a layer that has no gradient, and that moves until a step."""
+def _make_moved(*, once: bool = False) -> History:
+    """Return a run of 60 steps with a layer that has no gradient, and that moves at every step, or once."""
     made = Synthetic(steps=60).no_gradient(4)
-    made.weight_l2_TL[:, 4] = 1 + 1e-4 * np.minimum(made.t_T, until)
+    made.weight_l2_TL[:, 4] = np.where(made.t_T < 15, 1, 2) if once else 1 + 1e-4 * made.t_T
     return made.history()
 
 

@@ -3,6 +3,7 @@
 import warnings
 from dataclasses import replace
 
+import pytest
 import torch
 from torch import nn
 
@@ -33,7 +34,8 @@ def test_a_factor_whose_other_one_nothing_moves_is_for_information(replay):
     assert found == {"not-optimized": Severity.WARNING, "no-gradient": Severity.INFO}
 
 
-def test_a_policy_moved_by_hand_in_the_loop_of_its_critic_is_no_alarm(tmp_path):
+@pytest.mark.parametrize("critic_steps", [10, 20])
+def test_a_policy_moved_by_hand_in_the_loop_of_its_critic_is_no_alarm(tmp_path, critic_steps):
     torch.manual_seed(0)
     model = nn.ModuleDict({"actor": nn.Linear(4, 2), "critic": nn.Linear(4, 1)})
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -44,13 +46,13 @@ def test_a_policy_moved_by_hand_in_the_loop_of_its_critic_is_no_alarm(tmp_path):
             with torch.no_grad():
                 for param, grad in zip(model["actor"].parameters(), _grads(surrogate, model["actor"]), strict=True):
                     param.add_(grad, alpha=0.05)
-            for _ in range(10):
+            for _ in range(critic_steps):
                 loss = (model["critic"](states).squeeze(1) - states.sum(1)).pow(2).mean()
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
                 watched.step(loss)
-        found = {f.kind for f in watched.findings() if f.severity > Severity.INFO}
+        found = {f.kind for f in watched.findings() if f.severity > Severity.INFO and f.withdrawn is None}
 
     assert "no-gradient" not in found
 
