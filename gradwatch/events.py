@@ -327,9 +327,9 @@ WEIGHTS_MOVED = EventKind(
 )
 WEIGHTS_STILL = EventKind(
     name="weights-still",
-    meaning="Nothing has moved the weights that the monitored optimizers hold since the start.",
-    values={"steps": "steps"},
-    text="no weight has changed in {steps:.0f} steps",
+    meaning="Nothing has moved most of the weights that the monitored optimizers hold since the start.",
+    values={"still": "tensors", "held": "tensors", "steps": "steps"},
+    text="{still:.0f} of {held:.0f} tensors have not changed in {steps:.0f} steps",
 )
 OPTIMIZER_REBUILT = EventKind(
     name="optimizer-rebuilt",

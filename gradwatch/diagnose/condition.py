@@ -206,7 +206,7 @@ class Condition(enum.Enum):
     """The latent of a variational autoencoder tells nothing about its samples."""
 
     NEVER_STEPPED = enum.auto()
-    """No optimizer has made a step, and no weight has moved."""
+    """No optimizer has made a step, and most weights have not moved."""
 
     TARGETS_COPIED = enum.auto()
     """The labels are tokens of the input, in their own places."""

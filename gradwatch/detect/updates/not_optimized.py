@@ -84,8 +84,9 @@ class NotOptimized:
     an optimizer holds no parameter, or no parameter of the model requires a gradient. (7) A parameter joins the model
     after `watch`, or takes the place of one, and no optimizer holds it. (8) The loss reaches tensors that no watched
     model and no optimizer holds, such as class centers or loss weights. They do not move, and nothing clears their
-    gradient (info). (9) No optimizer has made a step in the first 40, there are gradients, and no weight has moved.
-    (10) Each of the first 20 updates is made by a new optimizer, which would keep averages of the gradients.
+    gradient (info). (9) No optimizer has made a step in the first 40, there are gradients, and most
+    weights have not moved. (10) Each of the first 20 updates is made by a new optimizer, which would keep averages of
+    the gradients.
 
     Exceptions to the rules: a backbone may be left out on purpose without freezing it. Fine-tuning a head looks like
     this: the tensors come first in the model, and an optimizer holds everything after them. That is reported as info,

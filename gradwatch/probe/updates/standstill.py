@@ -1,4 +1,4 @@
-"""Detect that no optimizer updates the weights, and that nothing else moves them either."""
+"""Detect that no optimizer updates the weights, and that nothing else moves most of them either."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ WAITED_STEPS = 40
 
 @final
 class Standstill:
-    """Compare the weights that the watched optimizers hold, until one of them moves.
+    """Compare the weights that the watched optimizers hold, until most of them have moved.
 
-    An update changes the version of a tensor, which is a number. Sums and norms are compared only where the versions
-    stay the same, since a replay of a CUDA graph changes none.
+    A loop may move a few by hand, as one that normalizes the columns of a matrix after each step. An update changes the
+    version of a tensor, which is a number. Sums and norms are compared only where the versions stay the same, since a
+    replay of a CUDA graph changes none.
 
     Args:
         params: The parameters, in the order of `layers`.
@@ -33,23 +34,31 @@ class Standstill:
 
     def __init__(self, params: Sequence[Tensor], layers: Sequence[LayerInfo]) -> None:
         held = (param for param, layer in zip(params, layers, strict=True) if layer.group is not None)
-        self._params = [param for param in held if param.requires_grad and not param.is_meta]
-        self._versions = [param._version for param in self._params]
-        self._before: list[bytes] | None = None
+        self._still = [(param, param._version) for param in held if param.requires_grad and not param.is_meta]
+        self._held = len(self._still)
+        self._before: dict[int, bytes] | None = None
 
     def find(self, step: int) -> Iterator[Observation]:
-        """Yield an observation if no weight has moved since the start.
+        """Yield an observation if most weights have not moved since the start.
 
         Args:
             step: Finished optimizer step.
         """
-        if not self._params:
+        if not self._still:
             return
-        if [param._version for param in self._params] != self._versions or not all(map(has_values, self._params)):
-            self._params = []
+        self._still = [(param, version) for param, version in self._still if param._version == version]
+        if 2 * len(self._still) < self._held or not all(has_values(param) for param, _ in self._still):
+            self._still = []
         elif self._before is None:
-            self._before = fingerprints(self._params) if step >= FIRST_STEP else None
+            self._before = self._fingerprints() if step >= FIRST_STEP else None
         elif step >= WAITED_STEPS:
-            if fingerprints(self._params) == self._before:
-                yield WEIGHTS_STILL.observe(values={"steps": step + 1})
-            self._params = []
+            still = sum(mark == self._before[key] for key, mark in self._fingerprints().items())
+            if 2 * still >= self._held:
+                values = {"still": float(still), "held": float(self._held), "steps": step + 1.0}
+                yield WEIGHTS_STILL.observe(values=values)
+            self._still = []
+
+    def _fingerprints(self) -> dict[int, bytes]:
+        """Return the marks of the tensors that have kept their version, by the identity of each."""
+        params = [param for param, _ in self._still]
+        return dict(zip(map(id, params), fingerprints(params), strict=True))

@@ -41,6 +41,16 @@ def test_an_optimizer_that_makes_no_step_is_reported_once():
     assert findings == [("not-optimized", 0)]
 
 
+def test_one_matrix_that_the_loop_normalizes_does_not_hide_the_missing_step():
+    def normalize(model, optimizer):
+        with torch.no_grad():
+            model[2].weight.copy_(F.normalize(model[2].weight, dim=0))
+
+    events, findings = trained(update=normalize)
+    assert [event.values for event in events] == [{"still": 3, "held": 4, "steps": 41}]
+    assert "not-optimized" in dict(findings)
+
+
 @pytest.mark.parametrize("update", [lambda model, optimizer: optimizer.step(), step_by_hand, step_of_another])
 @pytest.mark.parametrize("optimizer_of", [torch.optim.SGD, torch.optim.Adam])
 def test_weights_that_move_are_not_reported(update, optimizer_of):

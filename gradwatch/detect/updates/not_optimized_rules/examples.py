@@ -115,7 +115,7 @@ def make_stopped(*, at: float, has_left: bool = False, left: float = 1.0) -> His
 
 def make_uncalled(*, loss_scale: float = math.nan) -> History:
     """Return a run without a step of the optimizer, perhaps since a scaler skips each."""
-    made = Synthetic(steps=60).add_event(WEIGHTS_STILL, step=40, values={"steps": 41.0})
+    made = Synthetic(steps=60).add_event(WEIGHTS_STILL, step=40, values={"still": 12.0, "held": 12.0, "steps": 41.0})
     made.update_factor_TL[:] = np.nan
     return with_statistic(with_statistic(made.history(), "skipped", 1.0), "loss_scale", loss_scale, missing=True)
 

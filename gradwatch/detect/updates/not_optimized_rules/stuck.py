@@ -84,7 +84,7 @@ def find_missing_updates(detector: HasCode, history: History, *, samples: int) -
 
 
 def find_uncalled_optimizers(detector: HasCode, history: History) -> Iterator[Finding]:
-    """Yield the run if no optimizer has made a step, and nothing else has moved a weight, though it has a gradient."""
+    """Yield the run if no optimizer has made a step and most weights have not moved, though there are gradients."""
     for event in events_of(history, WEIGHTS_STILL):
         norm, scale = (float(history.run.newest(name)[0]) for name in ("grad_norm.before_clip", "loss_scale"))
         # a gradient scaler skips updates whose gradients overflow; without one, the scale is 1
