@@ -88,6 +88,12 @@ PROBABILITIES = EventKind(
     values={"classes": "classes", "floor": "nats per sample"},
     text="{misuse}: {effect}",
 )
+BOUNDED_SCORES = EventKind(
+    name="graph-bounded-scores",
+    meaning="The loss expects logits of any sign and size but gets the output of a ReLU or a tanh.",
+    values={"classes": "classes", "floor": "nats per sample"},
+    text="the loss gets scores that a {bound} has bounded: {effect}",
+)
 SCORES = EventKind(
     name="graph-scores",
     meaning="The loss gets logits but expects log-probabilities.",

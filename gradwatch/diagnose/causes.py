@@ -1017,7 +1017,7 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         id="probabilities-as-scores",
-        name="probabilities passed to a loss that expects logits",
+        name="probabilities or bounded scores passed to a loss that expects logits",
         leads={"probabilities-into-loss": 20},
         explains={
             "loss-plateau": 3,
@@ -1026,7 +1026,7 @@ CAUSES: tuple[Cause, ...] = (
             "learning-rate-too-low": 1.5,
         },
         excludes=frozenset({Condition.SOFTMAX_OVER_BATCH}),
-        because="The loss applies its own softmax, sigmoid or logarithm to its input.",
+        because="The loss applies its own softmax, sigmoid or logarithm to scores, which must be of any sign and size.",
         confirm="Remove the last activation from the model: the first loss of C classes becomes about ln C.",
         remedies=("drop_activation",),
         source="PyTorch, https://pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html",

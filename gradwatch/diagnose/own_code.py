@@ -123,12 +123,19 @@ def embedding_code(case: Case) -> str:
 def output_code(case: Case) -> str:
     """Return the line that replaces the last activation by nothing."""
     kinds = ("Softmax", "LogSoftmax", "Softmax2d", *SATURATING)
-    found = (a for a in reversed(case.info.activations) if a.module_type in kinds or a.name in case.layers)
+    named = {*case.layers, *map(_next_name, case.layers)}
+    found = (a for a in reversed(case.info.activations) if a.module_type in kinds or a.name in named)
     last = next(found, None)
     modules = {layer.module for layer in case.info.layers}
     if last is None or not last.name or last.name.removesuffix(f".{last.module_type.lower()}") in modules:
         return ""
     return f"{case.variable(last.name)} = torch.nn.Identity()"
+
+
+def _next_name(name: str) -> str:
+    """Return the name of the module that follows in a torch.nn.Sequential, or an empty name."""
+    parent, _, last = name.rpartition(".")
+    return f"{parent}.{int(last) + 1}".lstrip(".") if last.isdigit() else ""
 
 
 def _kinds(layers: Sequence[LayerInfo]) -> list[str]:

@@ -342,7 +342,8 @@ KNOWN: dict[str, Build] = {
         "(loss / 2).backward()  # of each half of the batch, before one optimizer.step()",
     ),
     "drop_activation": _either(
-        "return logits from {where}: remove the softmax or sigmoid from forward, and apply it to the predictions only",
+        "return logits from {where}: remove the last activation from forward, and apply a softmax or sigmoid to the "
+        "predictions only",
         own_code.output_code,
     ),
     "set_mode": _either(

@@ -696,6 +696,13 @@ LOOPS = {
         remedy="drop_activation",
         model=lambda _: nn.Sequential(*mlp(), nn.Softmax(1)),
     ),
+    "bounded": Loop(
+        is_code=True,
+        kind="probabilities-into-loss",
+        cause="probabilities-as-scores",
+        remedy="drop_activation",
+        model=lambda _: nn.Sequential(*mlp(), nn.ReLU()),
+    ),
     "mode": Loop(is_code=True, kind="train-eval-mismatch", cause="wrong-mode", remedy="set_mode", model=evaluating),
     "labels": Loop(
         kind="loss-plateau",

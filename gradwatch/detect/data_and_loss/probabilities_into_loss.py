@@ -1,4 +1,4 @@
-"""Find a softmax or sigmoid that feeds a loss for scores or log-probabilities (GW502)."""
+"""Find a softmax or another last activation that feeds a loss for scores or log-probabilities (GW502)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,21 @@ from typing import ClassVar, final
 from gradwatch.detect import Example
 from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import finding_of
-from gradwatch.events import CONSTANT_SOFTMAX, LOG_OF_SOFTMAX, PROBABILITIES, SCORES, SOFTMAX_OVER_BATCH, EventKind
+from gradwatch.events import (
+    BOUNDED_SCORES,
+    CONSTANT_SOFTMAX,
+    LOG_OF_SOFTMAX,
+    PROBABILITIES,
+    SCORES,
+    SOFTMAX_OVER_BATCH,
+    EventKind,
+)
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity
 
-WRONG_INPUTS = (PROBABILITIES, SCORES, SOFTMAX_OVER_BATCH)
-"""Events of a loss that gets probabilities, raw scores or a softmax over samples instead of its expected input."""
+WRONG_INPUTS = (PROBABILITIES, BOUNDED_SCORES, SCORES, SOFTMAX_OVER_BATCH)
+"""Events of a loss that gets probabilities, bounded or raw scores, or a softmax over samples instead of its input."""
 
 
 @final
@@ -30,17 +38,18 @@ class ProbabilitiesIntoLoss:
 
     Example: `F.cross_entropy(torch.softmax(scores, dim=1), labels)`.
 
-    What to do: remove the softmax or sigmoid from `forward` and apply it to predictions only. Or use NLLLoss with
-    log_softmax, or BCELoss with sigmoid.
+    What to do: remove the last activation from `forward`, and apply a softmax or sigmoid to predictions only. Or
+    use NLLLoss with log_softmax, or BCELoss with sigmoid.
 
     When it is wrong: a custom loss with two softmaxes on purpose. Not seen: compiled graphs, custom autograd functions,
     and a loss passed as a number (unless `watch` gets `loss_fn`).
 
-    How it is detected: the graph shows one of five mistakes. (1) The scores of a cross entropy are the output of a
+    How it is detected: the graph shows one of six mistakes. (1) The scores of a cross entropy are the output of a
     softmax or sigmoid. (2) The logits of a binary cross entropy are the output of a sigmoid. (3) A loss written by hand
     takes the softmax or sigmoid of a probability. (4) A negative log-likelihood or a KL divergence gets probabilities
     without a logarithm, or the raw scores of a linear layer. (5) A negative log-likelihood gets a log-softmax over the
-    samples of the batch (`dim=0`), not over the classes. Only operations that rearrange, clamp or average values may
+    samples of the batch (`dim=0`), not over the classes. (6) The scores of a cross entropy, or the logits of a binary
+    one, are the output of a ReLU or a tanh. Only operations that rearrange, clamp or average values may
     lie in between, so the softmax of an attention, a gate or a target does not count.
 
     Source: PyTorch, CrossEntropyLoss ("unnormalized logits"),
@@ -76,6 +85,8 @@ class ProbabilitiesIntoLoss:
         yield Example("a softmax before a cross entropy", softmax, ("layers.11",))
         raw = _with_event(SCORES, "the loss expects log-probabilities and gets raw scores")
         yield Example("raw scores into a negative log-likelihood", raw, ("layers.11",))
+        cut = _with_event(BOUNDED_SCORES, "the loss gets scores that a ReLU has bounded", classes=10)
+        yield Example("a ReLU before a cross entropy", cut, ("layers.11",))
         text = "the softmax goes over the 64 samples of the batch, not over the classes"
         batch = _with_event(SOFTMAX_OVER_BATCH, text, samples=64)
         yield Example("a log-softmax over dimension 0", batch, ("layers.11",))

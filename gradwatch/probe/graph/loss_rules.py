@@ -6,7 +6,14 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from gradwatch.events import CONSTANT_SOFTMAX, PROBABILITIES, SCORES, SOFTMAX_OVER_BATCH, Observation
+from gradwatch.events import (
+    BOUNDED_SCORES,
+    CONSTANT_SOFTMAX,
+    PROBABILITIES,
+    SCORES,
+    SOFTMAX_OVER_BATCH,
+    Observation,
+)
 from gradwatch.probe.graph.graph import Graph, Node, dimension, operation, shape
 from gradwatch.probe.graph.singularities import FRACTIONS
 
@@ -92,19 +99,43 @@ def _is_mixture(graph: Graph, node: Node | None, *, depth: int) -> bool:
 
 
 def _log_softmax(graph: Graph, node: Node) -> GraphMatch | None:
-    if not is_probability(graph, graph.first(node)):
-        return _constant(graph, node)
+    return _normalized(graph, node) or _constant(graph, node)
+
+
+def _normalized(graph: Graph, node: Node) -> GraphMatch | None:
+    """Match scores that a softmax normalizes although they are probabilities, or have a bound."""
     classes = _classes(graph, node)
-    return _reapplied(node, "softmax", classes=classes, floor=_floor(classes))
+    if is_probability(graph, graph.first(node)):
+        return _reapplied(node, "softmax", classes=classes, floor=_floor(classes))
+    return _bounded(graph, node, classes=classes, unreached=classes - 1)
 
 
-def _logsumexp(graph: Graph, node: Node) -> GraphMatch | None:
-    return _log_softmax(graph, node) if is_probability(graph, graph.first(node)) else None
+def _bounded(graph: Graph, node: Node, *, classes: int, unreached: int) -> GraphMatch | None:
+    """Match scores that come straight from a ReLU or a tanh.
+
+    Args:
+        graph: Autograd graph of a loss.
+        node: Operation of the loss that takes the scores.
+        classes: Number of classes, 2 for a sigmoid.
+        unreached: Number of other scores that count against the right one.
+    """
+    made_by = graph.through(graph.first(node))
+    if classes < 2 or made_by is None or operation(made_by) not in ("Relu", "Tanh"):
+        return None
+    if operation(made_by) == "Relu":
+        effect = "a score of 0 gets no gradient" if unreached else "no probability is below 0.5"
+        return GraphMatch(node, BOUNDED_SCORES.observe(values={"classes": classes}, bound="ReLU", effect=effect))
+    # the right score is at most 1, and the others are at least -1; a sigmoid compares the score with 0
+    floor = math.log1p(unreached * math.exp(-2)) if unreached else math.log1p(math.exp(-1))
+    values = {"classes": classes, "floor": floor}
+    return GraphMatch(
+        node, BOUNDED_SCORES.observe(values=values, bound="tanh", effect=f"it cannot fall below {floor:.2f}")
+    )
 
 
 def _logits(graph: Graph, node: Node) -> GraphMatch | None:
     if not (is_probability(graph, graph.first(node)) or _is_difference(graph, graph.first(node))):
-        return None
+        return _bounded(graph, node, classes=2, unreached=0)
     floor = math.log1p(math.exp(-1))  # of a positive sample; log 2 for a negative one
     return _reapplied(node, "sigmoid", classes=2, floor=floor)
 
@@ -190,7 +221,7 @@ def _makes_a_loss(graph: Graph, node: Node) -> bool:
 
 RULES: dict[str, Rule] = {
     "LogSoftmax": _log_softmax,
-    "Logsumexp": _logsumexp,
+    "Logsumexp": _normalized,
     "BinaryCrossEntropyWithLogits": _logits,
     "LogSigmoid": _logits,
     "CtcLoss": _nll,

@@ -230,6 +230,37 @@ def test_a_healthy_graph_has_no_events(name):
     assert read(*HEALTHY[name])[0] == set()
 
 
+BOUNDED = {
+    "ReLU, cross entropy": (mlp(3, nn.ReLU()), lambda m: F.cross_entropy(m(X), CLASSES), None),
+    "ReLU, likelihood": (mlp(3, nn.ReLU()), lambda m: F.nll_loss(m(X).log_softmax(1), CLASSES), None),
+    "ReLU, with logits": (mlp(1, nn.ReLU()), lambda m: F.binary_cross_entropy_with_logits(m(X), BINARY), None),
+    "tanh, a policy": (mlp(3, nn.Tanh()), policy, math.log(1 + 2 * math.exp(-2))),
+    "tanh, with logits": (
+        mlp(1, nn.Tanh()),
+        lambda m: F.binary_cross_entropy_with_logits(m(X).squeeze(1), BINARY[:, 0]),
+        math.log(1 + math.exp(-1)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_scores_that_an_activation_bounds_are_found_with_the_lowest_loss(name):
+    model, loss_of, floor = BOUNDED[name]
+    found, events = read(model, loss_of)
+    assert ("bounded-scores", "2") in found
+    (event,) = (event for event in events if event.kind == "graph-bounded-scores")
+    assert event.values.get("floor") == pytest.approx(floor)
+
+
+def test_scores_that_an_activation_does_not_bound_are_not():
+    pooled = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    images = torch.randn(16, 1, 5, 5)  # SqueezeNet ends like this
+    assert read(pooled, lambda m: F.cross_entropy(m(images), CLASSES))[0] == set()
+    assert read(mlp(3, nn.LeakyReLU()), lambda m: F.cross_entropy(m(X), CLASSES))[0] == set()
+    assert read(mlp(3, nn.Tanh()), lambda m: F.cross_entropy(10 * m(X), CLASSES))[0] == set()
+    assert read(mlp(3, nn.ReLU()), lambda m: F.mse_loss(m(X), SOFT))[0] == set()
+
+
 def test_raw_scores_into_a_likelihood_are_found():
     assert read(mlp(), lambda m: F.nll_loss(m(X), CLASSES))[0] == {("scores", "2")}
 
