@@ -41,9 +41,6 @@ class Condition(enum.Enum):
     LOSS_SCALED = enum.auto()
     """A GradScaler scales the loss."""
 
-    LOSS_UNSCALED = enum.auto()
-    """No GradScaler scales the loss."""
-
     RATE_JUMPED = enum.auto()
     """The learning rate rose threefold above all earlier rates in the 100 steps before the finding."""
 
@@ -174,6 +171,9 @@ class Condition(enum.Enum):
 
     BROADCAST = enum.auto()
     """The autograd graph shows targets that broadcast against predictions."""
+
+    CLIMBING_LOSS = enum.auto()
+    """The loss has climbed from the start, without a fall before it."""
 
     SHRUNK_WEIGHTS = enum.auto()
     """Half of the weight matrices have shrunk to a small part of their first norms."""

@@ -375,6 +375,11 @@ KNOWN: dict[str, Build] = {
         "let no position of {where} see the positions after it: pass a causal mask, or use one direction",
         "F.scaled_dot_product_attention(query, key, value, is_causal=True)",
     ),
+    "check_sign": _either(
+        "pass to backward() what should fall: check the sign of the loss and of each of its terms, and the "
+        "optimizer for maximize=True",
+        "loss = -log_likelihood.mean()",
+    ),
     "less_decay": _either(
         "lower the weight decay, or the penalty on the weights, to 0.01",
         'for group in optimizer.param_groups:\n    group["weight_decay"] = 0.01',

@@ -591,6 +591,14 @@ LOOPS = {
         loss=lambda model, x, y, fixed: (model(x)[:, 0] - (x[:, 0] if fixed else x[0, 0])).square().mean(),
         steps=100,
     ),
+    "sign": Loop(
+        kind="loss-plateau",
+        cause="ascent",
+        remedy="check_sign",
+        model=lambda _: mlp(),
+        optimizer=lambda model, fixed: torch.optim.Adam(model.parameters(), lr=1e-3, maximize=not fixed),
+        steps=100,
+    ),
     "decay": Loop(
         is_code=True,
         kind="loss-plateau",

@@ -9,10 +9,12 @@ from typing import ClassVar, final
 import numpy as np
 
 from gradwatch.detect import Example, Recovery
+from gradwatch.detect.data_and_loss.loss_plateau_rules.climbing_loss import find_climbing_loss
 from gradwatch.detect.data_and_loss.loss_plateau_rules.collapsed_weights import find_collapsed_weights
 from gradwatch.detect.data_and_loss.loss_plateau_rules.constant_loss import find_constant_loss
 from gradwatch.detect.data_and_loss.loss_plateau_rules.constant_predictions import find_constant_predictions
 from gradwatch.detect.data_and_loss.loss_plateau_rules.examples import (
+    make_climbing,
     make_collapsed,
     make_constant,
     make_decayed,
@@ -91,10 +93,10 @@ class LossPlateau:
     exactly 0. (5) Different batches have the same loss, with more than `constant_left` of the first one left: all
     outputs have collapsed to one point. The loss of a triplet then stays at its margin. (6) Half of the weight matrices
     have shrunk to `shrunk` of their first norms, and the loss has not fallen: a decay outweighs the gradient. (7) The
-    last activation cannot give some targets of a squared error, which hold `unreachable` of their variance.
+    last activation cannot give some targets of a squared error, which hold `unreachable` of their variance. (8) It has
+    never fallen, is `loss_growth` times the largest of the first 16, and `highs` of its blocks set a new high.
 
-    Exceptions to the rules: a loss that does not measure success; tasks that are learned in a sudden transition after a
-    long plateau (CTC, arithmetic). The loss of several optimizers, or of a model behind another learner, is taken for
+    Exceptions to the rules: the loss of several optimizers, or of a model behind another learner, is taken for
     the value of a game between them and reported as info. So is that of a policy gradient whose advantages have both
     signs, and a plateau of weights that have moved by less than `travel` of themselves: the model may only be slow.
 
@@ -119,6 +121,9 @@ class LossPlateau:
         slow_start: Steps, in units of `patience`, up to which any falling trend counts. 1.5: a run may start slowly.
         loss_growth: Newest loss, in units of the largest of the first 16, above which it grows and is no plateau. 2:
             the largest counts, because the median is low if the first batches are of one kind.
+        highs: Fraction of the blocks of 4 steps that set a new high, at least, for (8). 0.5: of 30 blocks of noise,
+            4 do.
+        climb_patience: Steps before the first report of (8). 64: an overshoot of the first updates is over.
         rate_growth: Growth of the learning rate, as a factor over half of the window, that shows a warm-up. 1.01: a
             linear warm-up over 10,000 steps still rises by 1.3 % at its end.
         norm_trend: Slope of the gradient norm, in standard errors, at which a plateau is about to end. 4: noise
@@ -154,6 +159,8 @@ class LossPlateau:
     windows_ahead: int = 4
     slow_start: float = 1.5
     loss_growth: float = 2.0
+    highs: float = 0.5
+    climb_patience: int = 64
     rate_growth: float = 1.01
     norm_trend: float = 4.0
     weight_growth: float = 1.1
@@ -178,25 +185,21 @@ class LossPlateau:
         yield from unreachable
         if unreachable:
             return
-        if zero := find_zero_loss(history):
-            yield zero
-            return
-        same = find_constant_loss(
+        found = find_zero_loss(history) or find_constant_loss(
             history,
             constant=self.constant,
             left=self.constant_left,
             first=self.constant_first,
             batches=self.constant_batches,
         )
-        if same:
-            yield same
-            return
         has_fallen = self._has_fallen(history)
-        collapsed = None if has_fallen else find_collapsed_weights(history, shrunk=self.shrunk)
-        if collapsed:
-            yield collapsed
-            return
-        if not self._has_waited(history):
+        if not found and not has_fallen:
+            found = find_collapsed_weights(history, shrunk=self.shrunk) or find_climbing_loss(
+                history, growth=self.loss_growth, highs=self.highs, wait=self.climb_patience, travel=self.travel
+            )
+        if found:
+            yield found
+        if found or not self._has_waited(history):
             return
         if has_fallen:
             sign = find_constant_predictions(history, patience=self.patience, travel=self.travel)
@@ -247,6 +250,8 @@ class LossPlateau:
     @classmethod
     def examples(cls) -> Iterator[Example]:
         """Yield histories that fire, that stay quiet, and near misses."""
+        yield Example("the loss climbs from the start", make_climbing(until=200), (None,))
+        yield Example("it climbs at first, and then falls", make_climbing(until=50))
         yield Example("the loss stays where it was", make_flat().history(), (None,))
         text = "prediction and target of shapes (16, 1) and (16,) make 16 x 16 differences"
         broadcast = Synthetic(steps=20).add_event(BROADCAST, layer="layers.11", text=text)

@@ -18,6 +18,13 @@ def make_flat(*, fall: float = 0.0) -> Synthetic:
     return made
 
 
+def make_climbing(*, until: int) -> History:
+    """Return a run in which the loss climbs at each step, with noise, and from one step on is half of the first."""
+    made = make_flat()
+    made.loss_T *= np.where(made.t_T < until, 1 + 0.05 * made.t_T, 0.5)
+    return made.history()
+
+
 def make_decayed(*, fall: float = 0.0) -> Synthetic:
     """Return a run in which all weights shrink a thousandfold in 100 steps, and the loss falls by a fraction."""
     made = make_flat(fall=fall)
