@@ -72,9 +72,9 @@ class BatchReader:
         if known is not None:
             statistics["batch_hash"] = float(known)
         else:
-            parts = checksums(batch)
+            parts = checksums(batch) or None  # a batch of which nothing is known is not equal to the next one
             # one tensor for all checksums, so that the row needs one transfer for them
-            if remote := [part.to(self._device, non_blocking=True) for part in parts if isinstance(part, Tensor)]:
+            if remote := [part.to(self._device, non_blocking=True) for part in parts or () if isinstance(part, Tensor)]:
                 readings["batch"] = torch.stack(remote)
         if not self._events.has_batch:
             if self._context.is_deferred:  # the loss may not be known yet: `RowQueue` reads the flag when it is

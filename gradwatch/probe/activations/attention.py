@@ -89,7 +89,7 @@ def sees_next_position(node: Node, saved: Saved, *, positions: int) -> bool:
         saved: Returns what a node saves.
         positions: Length of the sequence, which may follow further keys, such as those of a prompt.
     """
-    is_used = used_keys(node, saved)
+    is_used = used_keys(node, saved) if positions > 1 else None  # a single position has none after it
     if is_used is None or not is_used.shape[-1] == is_used.shape[-2] >= positions:
         return False
     next_keys = is_used.diagonal(1, -2, -1)[..., 1 - positions :]

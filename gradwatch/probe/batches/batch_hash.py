@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import FunctionType, MethodType, ModuleType
+from contextlib import suppress
+from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -117,11 +118,21 @@ def _leaves(inputs: Any, depth: int, seen: set[int]) -> Iterator[Any]:
         children = (part for item in inputs.items() for part in item)  # keys count, too
     elif isinstance(inputs, (list, tuple)):
         children = inputs
-    elif not isinstance(inputs, _PROGRAM) and hasattr(inputs, "__dict__") and id(inputs) not in seen:
+    elif not isinstance(inputs, _PROGRAM) and id(inputs) not in seen:
         seen.add(id(inputs))
-        children = vars(inputs).values()  # an object of a class, such as a batch of a graph library
+        children = _attributes(inputs)  # an object of a class, such as a batch of a graph library
     for child in children if depth else ():
         yield from _leaves(child, depth - 1, seen)
+
+
+def _attributes(part: object) -> Iterator[Any]:
+    """Yield the values of an object's attributes, in its dictionary and in the slots of its classes."""
+    yield from getattr(part, "__dict__", {}).values()
+    for owner in type(part).__mro__:
+        for slot in vars(owner).values():
+            if isinstance(slot, MemberDescriptorType):
+                with suppress(AttributeError):  # the slot is empty
+                    yield slot.__get__(part)
 
 
 def _checksum(tensor: torch.Tensor) -> torch.Tensor:

@@ -174,6 +174,15 @@ def test_a_single_key_leaves_no_choice():
     assert np.isnan(row_S[ENTROPY])
 
 
+def test_a_sequence_of_one_position_has_no_next_one():
+    # several features of one row attend to each other, and each looks up a single category
+    weights = torch.randn(2, 1, 3, 3, requires_grad=True).softmax(-1)
+
+    assert not attention.sees_next_position(
+        weights.grad_fn, lambda node, name: getattr(node, f"_saved_{name}"), positions=1
+    )
+
+
 def test_a_checkpointed_region_is_not_read():
     model = Attention(F.scaled_dot_product_attention)
     forward = model.forward

@@ -2,7 +2,7 @@
 
 import warnings
 from collections import namedtuple
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -20,6 +20,17 @@ Pair = namedtuple("Pair", "x y")
 class Batch:
     inputs: torch.Tensor
     lengths: list[int]
+
+
+@dataclass(slots=True)
+class Sample:
+    inputs: torch.Tensor
+    label: int = field(init=False)
+
+
+@dataclass(slots=True)
+class WeightedSample(Sample):
+    weight: float = 1.0
 
 
 @pytest.mark.skipif(kernels.select_backend() is None, reason="the extension is not built")
@@ -84,6 +95,8 @@ def test_memory_layout_does_not_count():
         lambda x: Batch(x, [1, 2]),
         lambda x: {"nested": [{"deep": (x,)}]},
         lambda x: np.asarray(x),
+        lambda x: Sample(x),
+        lambda x: [WeightedSample(x)],
     ],
 )
 def test_nested_batches_are_looked_into(wrap):
