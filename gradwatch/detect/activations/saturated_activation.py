@@ -66,7 +66,8 @@ class SaturatedActivation:
     Args:
         every: Steps between two calls. 10: activations are sampled that often.
         early: Saturated fraction, 0..1, above the usual one (0.32 for a hard tanh, `shut` for gates and clamps, else
-            0), to report if it was so from the start. 0.3: healthy fresh networks begin below 0.15
+            0), to report if it was so from the start. All samples of a `gumbel_softmax` may be. 0.3: healthy fresh
+            networks begin below 0.15
             (`scripts/studies/false_alarms.py`); a pretrained network had 0.43.
         late: Saturated fraction, 0..1, to report later. 0.9: healthy tanh layers of trained networks had up to 0.66.
         samples: Successive samples of which the smallest counts. 2: two batches that agree.
@@ -144,7 +145,8 @@ class SaturatedActivation:
 
     def _usual(self, module_type: str) -> float:
         """Return the fraction that may be saturated from the start: 0 for most types, of which 0.03 is usual."""
-        return {"Hardtanh": CLIPPED_BY_HARDTANH, "Gate": self.shut, "Clamp": self.shut}.get(module_type, 0.0)
+        usual = {"Hardtanh": CLIPPED_BY_HARDTANH, "Gate": self.shut, "Clamp": self.shut, "SoftmaxSample": 1.0}
+        return usual.get(module_type, 0.0)
 
     def recovery(self, history: History, finding: Finding) -> Recovery | None:
         """Return the first of `recovered` samples in a row with less than `freed` as many saturated outputs."""
@@ -181,6 +183,7 @@ class SaturatedActivation:
         yield Example("a hard tanh clips a third of normalized inputs", _with(1, "Hardtanh", fraction=0.34, onset=0))
         yield Example("nearly all gates are shut from the start", _with(1, "Gate", fraction=0.95, onset=0), ("acts.1",))
         yield Example("half of the gates are shut at first", _with(1, "Gate", fraction=0.5, onset=0))
+        yield Example("samples of categories are nearly one-hot", _with(1, "SoftmaxSample", fraction=0.5, onset=0))
         yield Example("a clamp cuts off a third", _with(1, "Clamp", fraction=0.35, onset=0))
         yield Example("a temperature falls too fast", _with(1, "Softmax", fraction=0.97, onset=60), ("acts.1",))
         confident = _make(2, "Sigmoid", fraction=0.97, onset=60)

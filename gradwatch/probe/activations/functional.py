@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from gradwatch.probe.activations.attention import COMPOSED, FUSED, SOFTMAX, read_attention
 from gradwatch.probe.activations.products import arguments, is_product, through
-from gradwatch.probe.activations.routing import Router, count_tokens, find_router
+from gradwatch.probe.activations.routing import Router, count_tokens, find_router, is_sample
 from gradwatch.probe.activations.rules import ActivationRules, rules_of
 from gradwatch.probe.activations.saved_hooks import count_uses, saved_tensor
 from gradwatch.probe.graph.graph import LEAF, NAMES, Node, operation
@@ -67,8 +67,9 @@ class FunctionType:
     """The activation that an operation computes.
 
     Args:
-        kind: Name of the equivalent module type; `Gate` for a sigmoid or tanh that multiplies; `Attention` for
-            `scaled_dot_product_attention`; `Routing` for the choice of a router among experts.
+        kind: Name of the equivalent module type; `Gate` for a sigmoid or tanh that multiplies; `SoftmaxSample` for
+            `gumbel_softmax`; `Attention` for `scaled_dot_product_attention`; `Routing` for the choice of a router
+            among experts.
         rules: Ranges of dead and saturated outputs.
         module: The equivalent module, if the operation saves its input; None if it saves its output.
     """
@@ -295,7 +296,8 @@ def _function(name: str, node: Node, users: set[str]) -> FunctionType | None:
     if name == "Softmax":
         dim = int(node._saved_dim)
         # a node saves a negative dimension as an unsigned number of 64 bits
-        return _of_module(nn.Softmax(dim if dim < 1 << 63 else dim - (1 << 64)), keeps_output=True)
+        module = nn.Softmax(dim if dim < 1 << 63 else dim - (1 << 64))
+        return _of_module(module, keeps_output=True, kind="SoftmaxSample" if is_sample(node) else None)
     if name in ("Sigmoid", "Tanh"):
         # a value that also enters a matrix is a hidden activation
         is_gate = PRODUCT in users and not users & LINEAR

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gradwatch.probe.activations.attention import TRANSPOSING, Saved
-from gradwatch.probe.activations.products import arguments, is_product, through
+from gradwatch.probe.activations.products import BATCHED, arguments, is_product, through
 from gradwatch.probe.graph.graph import LAYOUT, LEAF, Node, dimension, operation, shape
 
 MAX_COMPARED = 1 << 22
@@ -69,6 +69,21 @@ def find_router(node: Node) -> Router | None:
         if router is not None and _has_own_matrix(other, router):
             return router
     return None
+
+
+def is_sample(softmax: Node) -> bool:
+    """Return whether a softmax draws from its logits, as `gumbel_softmax` does: noise is added before a temperature.
+
+    The noise is a constant of the graph. Attention adds a mask, which is a constant too.
+    """
+    below = arguments(softmax)
+    if len(below) != 1 or operation(below[0]) != "Div":
+        return False
+    noisy = arguments(below[0])
+    if len(noisy) != 1 or operation(noisy[0]) != "Add":
+        return False
+    logits = [through(node) for node in arguments(noisy[0])]
+    return len(logits) == 1 and (is_product(logits[0]) or operation(logits[0]) not in BATCHED)
 
 
 def count_tokens(router: Router, saved: Saved) -> Tensor | None:

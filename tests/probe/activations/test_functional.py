@@ -186,6 +186,30 @@ def test_attention_is_named_by_its_query_also_within_torchs_own_module():
     assert list(look(model, lambda: model(torch.randn(2, 5, 8)).sum().backward())) == ["attention.softmax"]
 
 
+def test_a_softmax_of_logits_and_noise_is_a_sample():
+    sampled = Calls(lambda x: F.gumbel_softmax(x, tau=0.2))
+    relaxed = Calls(lambda x: (x / 0.2).softmax(-1))
+
+    assert [kind for kind, _ in look(sampled).values()] == ["SoftmaxSample"]
+    assert [kind for kind, _ in look(relaxed).values()] == ["Softmax"]
+
+
+def test_attention_with_a_mask_and_a_temperature_is_no_sample():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.query, self.value = nn.Linear(8, 8), nn.Linear(8, 1)
+
+        def forward(self, x):
+            scores = self.query(x) @ self.query(x).transpose(1, 2)
+            return self.value(((scores + torch.zeros(5, 5)) / 2.0).softmax(-1) @ x)
+
+    model = Masked()
+    found = look(model, lambda: model(torch.randn(2, 5, 8)).sum().backward())
+
+    assert [kind for kind, _ in found.values()] == ["Softmax"]
+
+
 def test_rows_that_a_mask_leaves_no_choice_are_not_saturated():
     class Causal(nn.Module):
         def __init__(self):
