@@ -20,6 +20,7 @@ from gradwatch.detect.features.unmade_updates import are_updates_missing
 from gradwatch.detect.updates.learning_rate_too_low_rules.examples import (
     make_decayed,
     make_looked_up,
+    make_outweighed,
     make_scheduled,
     make_slowed,
     make_stuck,
@@ -28,6 +29,7 @@ from gradwatch.detect.updates.learning_rate_too_low_rules.examples import (
     make_warming,
 )
 from gradwatch.detect.updates.learning_rate_too_low_rules.negligible_updates import find_negligible_updates
+from gradwatch.detect.updates.learning_rate_too_low_rules.outweighed_gradients import find_outweighed_gradients
 from gradwatch.detect.updates.learning_rate_too_low_rules.slow_groups import find_slow_groups
 from gradwatch.detect.updates.learning_rate_too_low_rules.squared_rate import corrected_step, find_squared_rate
 from gradwatch.detect.updates.learning_rate_too_low_rules.unfinished_warm_up import find_unfinished_warm_up
@@ -73,7 +75,9 @@ class LearningRateTooLow:
     than its rows, by the root of their share. Nothing is reported if an update is `gone` of the first at the same rate:
     then the gradient is gone. (2) Layers of a group whose rate is `slow` of another's are judged by themselves. (3) A
     schedule whose largest rate is the square of the rate that the optimizer was given returns rates where `LambdaLR`
-    expects factors. (4) The run is finished, and its rate has only risen, and is still far below the optimizer's.
+    expects factors. (4) The run is finished, and its rate has only risen, and is still far below the optimizer's. (5)
+    The first update of Adam, which is as large as its rate whatever the gradients are, was `outweighed` of it: eps is
+    larger than the gradients. Updates must be below `useful` times `ratio`.
 
     Source: LeCun et al. 1998, "Efficient BackProp", sec. 4.7; Karpathy, CS231n, "Ratio of weights:updates",
     https://cs231n.github.io/neural-networks-3/#ratio.
@@ -111,6 +115,8 @@ class LearningRateTooLow:
         square_end: Rate, over the square, that withdraws a finding of (3). 2: the schedule has been corrected.
         reached: Newest rate, over the one that the optimizer was given, up to which a warm-up was too long, for (4).
             0.5: warm-ups usually take a tenth of a run at most.
+        outweighed: First update of Adam, over its rate, up to which eps outweighs the gradients, for (5). 0.1: eps is 9
+            times the gradients of the layer that has the largest.
         finished_steps: Steps of a run, at least, for (4). 50: fewer are a trial.
     """
 
@@ -135,6 +141,7 @@ class LearningRateTooLow:
     square_level: int = 100
     square_end: float = 2.0
     reached: float = 0.5
+    outweighed: float = 0.1
     finished_steps: int = 50
 
     def detect(self, history: History) -> Iterator[Finding]:
@@ -155,7 +162,15 @@ class LearningRateTooLow:
         yield from find_slow_groups(
             self, history, ratio=self.ratio, samples=self.samples, left=self.left, slow=self.slow
         )
-        yield from findings_of(self, history, [self._sign(history)])
+        outweighed = find_outweighed_gradients(
+            history,
+            outweighed=self.outweighed,
+            useful=self.useful * self.ratio,
+            samples=self.samples,
+            left=self.left,
+            spread=self.spread,
+        )
+        yield from findings_of(self, history, [outweighed or self._sign(history)])
 
     def _sign(self, history: History) -> Sign | None:
         """Return the sign of negligible updates, unless something else than the rate makes them small."""
@@ -212,6 +227,9 @@ class LearningRateTooLow:
         """Yield histories that fire, that stay quiet, and near misses."""
         yield Example("a rate of 1e-8 for a network from scratch", make_stuck(lr=1e-8), (None,))
         yield Example("a scheduler meant for epochs is stepped per batch", make_decayed(over=8.0), (None,))
+        yield Example("the gradients are smaller than eps", make_outweighed(), (None,))
+        yield Example("so are they, at a rate that makes up for it", make_outweighed(lr=0.1))
+        yield Example("the updates are as small, by a rate that is", make_outweighed(share=1.0, lr=5e-5))
         yield Example("a rate of 1e-8 for embeddings", make_looked_up(lr=1e-8, unread=0.5), (None,))
         yield Example("the function of a LambdaLR returns the rate", make_scheduled(peak=3e-3), (None,))
         yield Example("the function of a LambdaLR returns a factor", make_scheduled(peak=1.0))

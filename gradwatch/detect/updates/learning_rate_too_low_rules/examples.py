@@ -27,6 +27,14 @@ def make_stuck(*, lr: float, opened: float = 1.0) -> History:
     return made.history()
 
 
+def make_outweighed(*, share: float = 0.01, lr: float = 1e-3) -> History:
+    """Return a run whose updates are about `share` of the rate, with weights of unit variance."""
+    made = Synthetic(steps=60, lr=lr, optimizer="AdamW")
+    made.update_factor_TL[:] = share
+    made.loss_T[:] = 2.3
+    return made.history()
+
+
 def make_looked_up(*, lr: float, unread: float) -> History:
     """Return a run with embeddings only, of which each batch leaves a fraction `unread` of the rows unread."""
     made = Synthetic(steps=60, lr=lr)
