@@ -94,7 +94,7 @@ class LossPlateau:
     outputs have collapsed to one point. The loss of a triplet then stays at its margin. (6) Half of the weight matrices
     have shrunk to `shrunk` of their first norms, and the loss has not fallen: a decay outweighs the gradient. (7) The
     last activation cannot give some targets of a squared error, which hold `unreachable` of their variance. (8) It has
-    never fallen, is `loss_growth` times the largest of the first 16, and `highs` of its blocks set a new high.
+    never fallen, `highs` of its blocks set a new high, and it is `loss_growth` times chance level or the first losses.
 
     Exceptions to the rules: the loss of several optimizers, or of a model behind another learner, is taken for
     the value of a game between them and reported as info. So is that of a policy gradient whose advantages have both

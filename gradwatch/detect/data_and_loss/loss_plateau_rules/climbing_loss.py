@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from gradwatch.detect.data_and_loss.loss_plateau_rules.progress import make_sign
-from gradwatch.detect.features.baseline import baseline_loss, first_steps
+from gradwatch.detect.features.baseline import baseline_loss, chance_losses, first_steps
 from gradwatch.detect.features.finding import Sign, format_fold
 from gradwatch.detect.features.robust_stats import Floats, block_medians, log10
 from gradwatch.history.store import History
@@ -29,14 +29,15 @@ def find_climbing_loss(history: History, *, growth: float, highs: float, wait: f
 
     Args:
         history: History of a run whose loss has not fallen.
-        growth: Newest loss in units of the largest of the first steps, at least.
+        growth: Newest loss in units of the largest of the first steps, or of chance level, at least.
         highs: Fraction of the blocks that set a new high, at least, over all steps and over the newer half.
         wait: Steps of the run, at least.
         travel: As in `make_sign`.
     """
     loss_T = history["loss"]
     first, where = baseline_loss(history)
-    top = float(np.fmax.reduce(first_steps(history, "loss")))
+    # no healthy training takes a cross entropy far above chance level
+    top = min([*chance_losses(history), float(np.fmax.reduce(first_steps(history, "loss")))])
     # cheap: the newest loss is no multiple of the first ones
     if history.step < wait or not 0 < growth * top < loss_T[-1] or not np.isfinite(loss_T).all():
         return None
