@@ -15,6 +15,7 @@ from gradwatch.diagnose.run_numbers import (
     KAIMING_TOLERANCE,
     RATE_JUMP,
     USUAL_STEPS,
+    first_weights,
     is_clipped,
     kaiming_ratios,
     measure_run,
@@ -270,8 +271,8 @@ def _is_steep(history: History, step: int) -> bool:
 def _is_zeroed(history: History) -> bool:
     """Return whether most weight matrices were zero at their first measurement."""
     matrices = [i for i, layer in enumerate(history.info.layers) if layer.trainable and len(layer.shape) >= 2]
-    norm_TL = history["weight.l2"][:1, matrices]
-    return bool(norm_TL.size and 2 * np.count_nonzero(norm_TL == 0) > norm_TL.size)
+    norm_L = first_weights(history, matrices)
+    return bool(norm_L.size and 2 * np.count_nonzero(norm_L == 0) > norm_L.size)
 
 
 def _input_size(history: History, name: str | None) -> float:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -92,12 +93,19 @@ def is_clipped(history: History) -> bool:
     return bool(np.any(history["grad_norm.after_clip"] < CLIPPED_FRAC * history["grad_norm.before_clip"]))
 
 
+def first_weights(history: History, tensors: Sequence[int]) -> NDArray[np.floating[Any]]:
+    """Return the first measured norms of some tensors; steps that a gradient scaler skips measure none."""
+    norm_TL = history["weight.l2"][:, tensors]
+    measured_TL: NDArray[np.floating[Any]] = norm_TL[~np.isnan(norm_TL).all(axis=1)]
+    return measured_TL[:1].ravel()
+
+
 def kaiming_ratios(history: History) -> NDArray[np.floating[Any]]:
     """Return the first norm of each weight matrix over the norm that Kaiming initialization gives it."""
     matrices = [
         i for i, la in enumerate(history.info.layers) if len(la.shape) >= 2 and "Embedding" not in la.module_type
     ]
-    first_L = history["weight.l2"][:1, matrices].ravel()
+    first_L = first_weights(history, matrices)
     # numel weights of variance 2 / fan-in, with numel = fan-out x fan-in
     expected_L = np.sqrt([2.0 * history.info.layers[i].shape[0] for i in matrices])
     ratio_L: NDArray[np.floating[Any]] = first_L / expected_L if first_L.size else first_L

@@ -42,6 +42,21 @@ def first_steps(history: History, statistic: str, length: int = BASELINE_STEPS) 
     return found[statistic][:length]
 
 
+def first_measured(history: History, statistic: str) -> Floats:
+    """Return a statistic of layers at the first of the first steps that measured it, of shape (L,).
+
+    A gradient scaler skips the first steps until its scale fits. These measure no weights and no updates, and leave
+    gradients that are not finite.
+    """
+    return np.asarray(first_steps(history, statistic)[first_measured_row(history, statistic)])
+
+
+def first_measured_row(history: History, statistic: str) -> int:
+    """Return the first of the first recorded steps that measured a statistic of layers, or 0 if none did."""
+    values_TL = first_steps(history, statistic)
+    return int(np.argmax(np.isfinite(values_TL).any(axis=1) & ~np.isinf(values_TL).any(axis=1)))
+
+
 def first_loss(history: History) -> float:
     """Return the median loss of the first `BASELINE_STEPS` steps."""
     found = _first_losses.get(history)

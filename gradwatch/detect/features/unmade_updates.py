@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwatch.detect.features.baseline import first_steps
+from gradwatch.detect.features.baseline import first_measured, first_steps
 from gradwatch.detect.features.structure import structure_of
 from gradwatch.history.store import Floats, History
 
@@ -61,7 +61,7 @@ def have_converged(history: History, ratio_TL: Floats) -> NDArray[np.bool_]:
         history: History of the run.
         ratio_TL: `update.ratio` at the newest measurements.
     """
-    gradient_L, first_L = history.param.newest("grad.l2"), first_steps(history, "grad.l2", 1)[0]
+    gradient_L, first_L = history.param.newest("grad.l2"), first_measured(history, "grad.l2")
     has_moved_L = np.fmax.reduce(first_steps(history, "update.ratio"), axis=0) > 0  # False for nan, as below
     is_still_L = (ratio_TL == 0).all(axis=0)
     group_L = np.array([-1 if layer.group is None else layer.group for layer in history.info.layers])

@@ -9,7 +9,7 @@ the model normalizes. A model that normalizes may learn with small weights, so t
 from __future__ import annotations
 
 from gradwatch.detect.data_and_loss.loss_plateau_rules.progress import WINDOW_STEPS, loss_evidence
-from gradwatch.detect.features.baseline import first_steps, newest_loss
+from gradwatch.detect.features.baseline import first_measured, newest_loss
 from gradwatch.detect.features.finding import Sign, format_fold
 from gradwatch.detect.features.robust_stats import Floats, log10, median
 from gradwatch.detect.features.structure import structure_of
@@ -27,7 +27,7 @@ def find_collapsed_weights(history: History, *, shrunk: float) -> Sign | None:
         shrunk: Newest norm of a weight matrix in units of its first norm, at most, as the median over matrices.
     """
     indices_W = structure_of(history).rate_weights.indices_W
-    first_W: Floats = first_steps(history, "weight.l2", 1)[0][indices_W]
+    first_W: Floats = first_measured(history, "weight.l2")[indices_W]
     newest_W: Floats = history.param.newest("weight.l2")[indices_W]
     # cheap, and False for nan: most steps measure no weights; one that begins or ends at 0 has no ratio
     if not len(indices_W) or not (newest_W <= first_W).all() or not newest_W.all():

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.detect.features.baseline import first_steps
+from gradwatch.detect.features.baseline import first_measured
 from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import Sign, format_fold
 from gradwatch.detect.features.robust_stats import log10, median
@@ -50,7 +50,7 @@ def find_backward_gain(history: History, *, kind: str, decades: float, cancelled
     if is_bias_idle or any(f.kind == kind for f in history.findings):
         return None
     # at the first step as well: later, collapsed outputs leave the weight with no more than rounding either
-    starts = (l2_L, first_steps(history, "grad.l2", 1)[0])
+    starts = (l2_L, first_measured(history, "grad.l2"))
     if any(l2[output_bias] < cancelled * l2[optimized_O[-1]] for l2 in starts):
         return None
     l2_TL = history.param.window("grad.l2", BLOCK_STEPS)

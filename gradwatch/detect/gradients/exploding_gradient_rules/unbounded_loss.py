@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.detect.features.baseline import first_steps
+from gradwatch.detect.features.baseline import first_measured, first_steps
 from gradwatch.detect.features.consequences import is_consequence
 from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import Sign, format_factor
@@ -74,7 +74,7 @@ def find_unbounded_loss(
 def _growth(history: History) -> float:
     """Return the size of the median weight matrix in units of its first size, or nan if all started near zero."""
     structure = structure_of(history)
-    first_M = first_steps(history, "weight.l2", 1)[0, structure.matrices.indices_M]  # measured at the first step
+    first_M = first_measured(history, "weight.l2")[structure.matrices.indices_M]
     size_TM = history.param.window("weight.l2")[:, structure.matrices.indices_M]
     has_size_M = first_M > NEAR_ZERO_GAIN * structure.matrices.signal_norm_M
     known_T = np.flatnonzero(~np.isnan(size_TM).all(axis=1))

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gradwatch.detect.features.baseline import first_steps
+from gradwatch.detect.features.baseline import first_measured
 from gradwatch.detect.features.finding import Sign, format_factor
 from gradwatch.detect.features.robust_stats import log10, median
 from gradwatch.detect.features.scope import affected_modules
@@ -61,7 +61,7 @@ def find_growing_group(
     distance = float((log_TM[:, part].min(axis=1) - log_TM[:, rest].max(axis=1)).min())
     if distance < decades:
         return
-    first_M = log10(matrix_rms(history, first_steps(history, "grad.l2", 1)[0]))  # before the first update
+    first_M = log10(matrix_rms(history, first_measured(history, "grad.l2")))  # before the first update
     apart = float(median(first_M[part]) - median(first_M[rest]))
     has_grown = float((level_M[part] - first_M[part]).min()) >= decades - first_decades
     is_rest_alive = float(median(level_M[rest] - first_M[rest])) >= -rest_fall_decades

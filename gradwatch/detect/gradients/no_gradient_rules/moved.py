@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect import Recovery
-from gradwatch.detect.features.baseline import first_steps
+from gradwatch.detect.features.baseline import first_measured
 from gradwatch.detect.features.recovery import tensors_of
 from gradwatch.history.store import History
 from gradwatch.records import Finding
@@ -18,7 +18,7 @@ def are_copies(history: History) -> NDArray[np.bool_]:
     """Return which tensors outside the optimizer started as a copy of a trained tensor, or move anyway."""
     layers, l2_TL = history.info.layers, history.param.window("weight.l2")
     moved_L = np.fmax.reduce(l2_TL) > np.fmin.reduce(l2_TL)
-    first_L = first_steps(history, "weight.l2", 1)[0]
+    first_L = first_measured(history, "weight.l2")
     held = {(layer.shape, first) for layer, first in zip(layers, first_L, strict=True) if layer.group is not None}
     copied_L = np.array(
         [

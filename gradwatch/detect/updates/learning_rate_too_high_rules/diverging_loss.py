@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.detect.features.baseline import first_steps
+from gradwatch.detect.features.baseline import first_measured
 from gradwatch.detect.features.finding import Sign, format_factor
 from gradwatch.detect.features.structure import structure_of
 from gradwatch.history.store import History
@@ -29,7 +29,7 @@ def find_diverging_loss(history: History, *, runaway: float, large: float, risin
     if len(loss_T) <= rising or not loss_T[-1] >= runaway * loss_T[0] > 0:
         return None
     weights_W = structure_of(history).rate_weights.indices_W
-    ratio = float(np.fmax.reduce(first_steps(history, "update.ratio", 1)[0, weights_W], initial=-np.inf))
+    ratio = float(np.fmax.reduce(first_measured(history, "update.ratio")[weights_W], initial=-np.inf))
     if not (np.diff(loss_T[-rising - 1 :]) > 0).all() or not ratio >= large:
         return None
     rate, times = float(history.run.newest("lr.0")[0]), float(loss_T[-1] / loss_T[0])

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.detect.features.baseline import first_steps
+from gradwatch.detect.features.baseline import first_measured_row, first_steps
 from gradwatch.detect.features.finding import Sign
 from gradwatch.detect.features.structure import structure_of
 from gradwatch.detect.updates.learning_rate_too_low_rules.negligible_updates import small_update_evidence
@@ -63,17 +63,14 @@ def _first_share(history: History) -> float:
 
     Rows of an embedding that the batch does not read have no update, so embeddings do not count.
     """
-    ratio_TL = first_steps(history, "update.ratio")
-    is_measured_T = (np.nan_to_num(ratio_TL) > 0).any(axis=1)
-    if not is_measured_T.any():
-        return np.nan
-    first = int(np.argmax(is_measured_T))
+    first = first_measured_row(history, "update.ratio")
     groups = {layer.group for layer in history.info.layers} - {None}
     rates = {group: first_steps(history, f"lr.{group}")[first] for group in groups}
     rate_L = np.array([rates.get(layer.group, np.nan) for layer in history.info.layers])
     is_told_L = (first_steps(history, "grad.l2")[first] > 0) & (rate_L > 0)
     is_told_L[structure_of(history).embeddings_E] = False
     with np.errstate(invalid="ignore", divide="ignore"):
-        update_L = ratio_TL[first] * first_steps(history, "weight.l2")[first] / structure_of(history).rms_scale_L
+        size_L = first_steps(history, "weight.l2")[first] / structure_of(history).rms_scale_L
+        update_L = first_steps(history, "update.ratio")[first] * size_L
         share_L = update_L / rate_L
     return float(np.fmax.reduce(share_L[is_told_L], initial=np.nan))

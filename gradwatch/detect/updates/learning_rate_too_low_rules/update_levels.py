@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.detect.features.baseline import first_steps
+from gradwatch.detect.features.baseline import first_measured, first_measured_row, first_steps
 from gradwatch.detect.features.robust_stats import Floats, median
 from gradwatch.detect.features.structure import NEAR_ZERO_GAIN, structure_of
 from gradwatch.history.store import History
@@ -50,9 +50,10 @@ def may_learn(history: History) -> bool:
 
 def is_gradient_gone(history: History, newest_level: float, *, gone: float, spread: float) -> bool:
     """Return whether updates are below `gone` of the first one at the same rate, so that the rate is not the cause."""
-    first_W = first_steps(history, "update.ratio", 1)[:, structure_of(history).rate_weights.indices_W]
+    row = first_measured_row(history, "update.ratio")
+    first_W = first_steps(history, "update.ratio")[row : row + 1, structure_of(history).rate_weights.indices_W]
     first_level = _level(first_W * _is_known(history), spread)[0]
-    first_rate, rate = first_steps(history, "lr.0", 1)[0], history.run.newest("lr.0")[0]
+    first_rate, rate = first_steps(history, "lr.0")[row], history.run.newest("lr.0")[0]
     return bool(newest_level * first_rate < gone * first_level * rate)
 
 
@@ -71,6 +72,6 @@ def _level(ratio_TW: Floats, spread: float) -> Floats:
 def _is_known(history: History) -> Floats:
     """Return 1 for weights with a meaningful ratio, and nan for weights that started near zero: shape (W,)."""
     structure = structure_of(history)
-    first_W = first_steps(history, "weight.l2", 1)[0, structure.rate_weights.indices_W]  # measured at the first step
+    first_W = first_measured(history, "weight.l2")[structure.rate_weights.indices_W]
     least = NEAR_ZERO_GAIN if len(structure.matrices.indices_M) else 0
     return np.where(first_W > least * structure.rate_weights.unit_norm_W, 1, np.nan)
