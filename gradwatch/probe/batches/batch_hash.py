@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
@@ -127,12 +128,17 @@ def _leaves(inputs: Any, depth: int, seen: set[int]) -> Iterator[Any]:
 
 def _attributes(part: object) -> Iterator[Any]:
     """Yield the values of an object's attributes, in its dictionary and in the slots of its classes."""
+    kind: Any = type(part)  # mypy takes no type of an object for hashable
     yield from getattr(part, "__dict__", {}).values()
-    for owner in type(part).__mro__:
-        for slot in vars(owner).values():
-            if isinstance(slot, MemberDescriptorType):
-                with suppress(AttributeError):  # the slot is empty
-                    yield slot.__get__(part)
+    for slot in _slots(kind):
+        with suppress(AttributeError):  # the slot is empty
+            yield slot.__get__(part)
+
+
+@lru_cache(maxsize=256)  # a batch may be a list of many objects of a class
+def _slots(kind: type) -> tuple[MemberDescriptorType, ...]:
+    slots = (value for owner in kind.__mro__ for value in vars(owner).values())
+    return tuple(slot for slot in slots if isinstance(slot, MemberDescriptorType))
 
 
 def _checksum(tensor: torch.Tensor) -> torch.Tensor:
