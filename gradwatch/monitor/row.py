@@ -184,8 +184,10 @@ def _fill(param_SL: NDArray[np.float32], values: Values, columns: OptimizerColum
     if "grad" in values:
         param_SL[GRAD, columns.params] = values["grad"]
         norm = total_norm(values["grad"], columns.owned_P)
-    if "update" in values and not is_skipped:  # a skipped update moved nothing, so it has no ratio
+    if "update" in values:
         param_SL[UPDATE, columns.params] = values["update"]
+        if is_skipped:  # a skipped update moved nothing, so it has no ratio
+            param_SL[UPDATE.stop - 1, columns.params] = math.nan
     clipped_norm = float(values["clipped_norm"][0]) if "clipped_norm" in values else None
     if "clipped" in values:
         clipped_norm = total_norm(values["clipped"], columns.owned_P)

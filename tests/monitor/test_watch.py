@@ -460,3 +460,23 @@ def test_a_model_is_compiled_for_the_first_step_and_for_steps_with_and_without_s
 
     assert len(graphs) == 3
     assert len(monitor.history.act.rows()[0]) == 3, "steps 0, 10 and 20 are sampled"
+
+
+def test_the_weights_of_a_skipped_first_step_are_measured(tmp_path):
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=3e38)  # the gradients overflow
+    first = [float(param.detach().norm()) for param in model.parameters()]
+    with gradwatch.watch(model, optimizer, scaler=scaler, run=tmp_path / "run") as watched:
+        for _ in range(3):
+            loss = 100 * model(torch.randn(8, 4)).square().mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            watched.step(loss)
+    history = watched.history
+
+    assert history["skipped"][0] == 1
+    assert history["weight.l2"][0] == pytest.approx(first, rel=1e-6)
+    assert np.isnan(history["update.ratio"][0]).all()

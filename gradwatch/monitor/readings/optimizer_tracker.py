@@ -187,8 +187,8 @@ class OptimizerTracker:
             self._captured = {**self.pending}
 
     def read_update(self) -> None:
-        """Read the size of the update relative to the weights."""
-        row_2P = self.update.read() if self.is_updated else None
+        """Read the weights, and the size of the update if there was one."""
+        row_2P = self.update.read() if self.is_updated else self.update.read_weights()
         if row_2P is not None:
             self.pending["update"] = row_2P
 

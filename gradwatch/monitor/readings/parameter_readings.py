@@ -211,3 +211,7 @@ class UpdateMeasurement:
             return None
         self._is_prepared = False  # a traced update is read right after it, and must not be read again by the row
         return self._traces.after() if self.is_traced else self._copies.after()
+
+    def read_weights(self) -> Tensor | None:
+        """Return weight norms and nan for the ratios, of shape (2, P), or None while a CUDA graph is captured."""
+        return None if is_capturing(self._params) else self._copies.norms()

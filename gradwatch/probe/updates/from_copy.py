@@ -74,6 +74,19 @@ class CopyUpdateProbe:
         # a parameter that the extension could read in `before`, but not now, has no copy here
         return row_2L if others is None else self._complete(row_2L, [i for i in others if i in self._copies])
 
+    def norms(self) -> torch.Tensor:
+        """Return the norms of the weights as they are, and nan for the ratios: what `after` gives without an update."""
+        device = self._params[0].device if self._params else torch.device("cpu")
+        row_2L = torch.full((2, len(self._params)), math.nan, dtype=torch.float32, device=device)
+        by_device: defaultdict[torch.device, list[int]] = defaultdict(list)
+        for i, param in enumerate(self._params):
+            by_device[param.device].append(i)
+        for place, indices in by_device.items():
+            weights = [_values(self._params[i]) for i in indices]  # the norms widen half precision one by one
+            norm_L = torch.stack(torch._foreach_norm(weights, 2, dtype=torch_reduce.wide_dtype(place)))
+            row_2L[0].index_copy_(0, on_device(tuple(indices), device), norm_L.float().to(device, non_blocking=True))
+        return row_2L
+
     def _allocate(self) -> None:
         # only weights on the CPU: the extension reads no others, and their room is empty
         bytes_L = [p.numel() * p.itemsize if p.device.type == "cpu" else 0 for p in self._params]
@@ -103,12 +116,16 @@ class CopyUpdateProbe:
         return row_2L
 
 
+def _values(weight: torch.Tensor) -> torch.Tensor:
+    """Return the real numbers of the local part of a weight."""
+    weight = dtensor.local_part(weight).detach()
+    return torch.view_as_real(weight.resolve_conj()) if weight.is_complex() else weight
+
+
 def _real(weight: torch.Tensor) -> torch.Tensor:
     """Return the local part of a weight as float32 or float64.
 
     Half precision is widened, because the difference of two halves would be rounded again.
     """
-    weight = dtensor.local_part(weight).detach()
-    if weight.is_complex():
-        weight = torch.view_as_real(weight.resolve_conj())
+    weight = _values(weight)
     return weight if weight.dtype in (torch.float32, torch.float64) else weight.float()

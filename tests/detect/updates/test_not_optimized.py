@@ -1,11 +1,15 @@
 """Weights that stop are reported, but not if their optimizer has nothing left to update."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import gradwatch
+from gradwatch.detect.updates.not_optimized import NotOptimized
+from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.monitor import Schedule
 
 
@@ -52,3 +56,14 @@ def test_one_that_stops_far_from_a_minimum_is_not(step):
 
     assert still == 50 - step
     assert found == ["critical"]
+
+
+def test_a_layer_left_out_is_found_though_its_gradient_overflowed_once(replay):
+    made = Synthetic(steps=20)
+    *held, last = made.info.layers
+    made.info = replace(made.info, layers=(*held, replace(last, group=None)))
+    made.grad_l2_TL[:, 11], made.nonfinite_TL[:, 11], made.update_factor_TL[:, 11] = float("nan"), 8, 0
+
+    (found,) = replay(made.history(), [NotOptimized()])
+
+    assert found.layer == "layers.11.weight"

@@ -129,3 +129,12 @@ def test_after_without_before_is_a_mistake():
 
     with pytest.raises(AssertionError, match="before"):
         probe.after()
+
+
+def test_the_weights_can_be_measured_without_an_update():
+    weights = [torch.randn(3, 4), torch.randn(5).bfloat16(), torch.randn(2, dtype=torch.complex64), torch.empty(0)]
+    norms, ratios = CopyUpdateProbe([torch.nn.Parameter(weight) for weight in weights]).norms()
+
+    expected = [torch.linalg.vector_norm(weight.to(torch.complex64)) for weight in weights]
+    torch.testing.assert_close(norms, torch.stack(expected))
+    assert ratios.isnan().all()

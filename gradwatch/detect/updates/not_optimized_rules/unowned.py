@@ -57,8 +57,10 @@ def find_unowned_parameters(detector: HasCode, history: History, ratio_L: Floats
         return
     left_L = np.zeros(len(ratio_L), np.bool_)
     left_L[left] = True
+    # what overflowed while a gradient scaler was too high stays, where nothing clears it
+    has_gradient_L = (history.param.newest("grad.l2") > 0) | (history.param.newest("grad.nonfinite") > 0)
     # `~` of `> 0` is True for nan: an update that was not measured
-    left_L &= (history.param.newest("grad.l2") > 0) & ~(ratio_L > 0)  # a measured update: other code moves the tensor
+    left_L &= has_gradient_L & ~(ratio_L > 0)  # a measured update: other code moves the tensor
     held = [i for i, layer in enumerate(history.info.layers) if layer.group is not None or moved_L[i]]
     if not held:
         severity, why = Severity.CRITICAL, "no optimizer holds any parameter of the model"
