@@ -15,7 +15,7 @@ import json
 import math
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -114,14 +114,19 @@ def row(name: str, of: list[Result]) -> str:
     return f"| {name} | {shares[0]} | {shares[1]} |"
 
 
-def main() -> None:
-    """Run the mutants and print the table."""
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--each", type=int, default=5, help="mutants of each mutation")
     parser.add_argument("--seed", type=int, default=0, help="which scripts are drawn")
     parser.add_argument("--only", action="append", choices=list(MUTATIONS), help="a mutation; may be repeated")
-    options = parser.parse_args()
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    """Run the mutants and print the table."""
+    options = parse()
     healthy = [case for name in SETS for case in load_set(name) if case.fault is None]
     found: list[Result] = []
     print("| mutation | learned worse: reported, right kind | all: reported, right kind |\n|---|---|---|")
