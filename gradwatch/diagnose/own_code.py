@@ -123,7 +123,7 @@ def embedding_code(case: Case) -> str:
 def output_code(case: Case) -> str:
     """Return the line that replaces the last activation by nothing."""
     kinds = ("Softmax", "LogSoftmax", "Softmax2d", *SATURATING)
-    named = {*case.layers, *map(_next_name, case.layers)}
+    named = {*case.layers, *filter(None, map(_next_name, case.layers))}
     found = (a for a in reversed(case.info.activations) if a.module_type in kinds or a.name in named)
     last = next(found, None)
     modules = {layer.module for layer in case.info.layers}

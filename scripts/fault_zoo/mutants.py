@@ -4,8 +4,8 @@
 
 Scripts are drawn for each mutation until it has been planted in as many as wanted. A mutant counts if its losses differ
 from those of the script, or if its fault cannot change them (a graph that is kept). Many scripts check at their end
-that they have learned, and a mutant that fails there has learned worse. Nobody looks whether another one takes harm, so
-that a gentle one may rightly go unreported. Results are kept in the folder, and what is there is not run again.
+that they have learned. A mutant that fails this check has learned worse. Whether any other one is worse is not judged,
+so a mild one may rightly go unreported. Results are kept in the folder, and what is there is not run again.
 """
 
 from __future__ import annotations

@@ -93,8 +93,8 @@ class LossPlateau:
     exactly 0. (5) Different batches have the same loss, with more than `constant_left` of the first one left: all
     outputs have collapsed to one point. The loss of a triplet then stays at its margin. (6) Half of the weight matrices
     have shrunk to `shrunk` of their first norms, and the loss has not fallen: a decay outweighs the gradient. (7) The
-    last activation cannot give some targets of a squared error, which hold `unreachable` of their variance. (8) It has
-    never fallen, `highs` of its blocks set a new high, and it is `loss_growth` times chance level or the first losses.
+    last activation cannot give some targets of a squared error, which hold `unreachable` of their variance. (8) In
+    `highs` of its blocks it set a new high, and it is `loss_growth` times chance level or the largest first loss.
 
     Exceptions to the rules: the loss of several optimizers, or of a model behind another learner, is taken for
     the value of a game between them and reported as info. So is that of a policy gradient whose advantages have both

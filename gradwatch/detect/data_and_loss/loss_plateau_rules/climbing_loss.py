@@ -9,12 +9,14 @@ actions may climb while the agent learns, so it is for information.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from gradwatch.detect.data_and_loss.loss_plateau_rules.progress import make_sign
 from gradwatch.detect.features.baseline import baseline_loss, chance_losses, first_steps
 from gradwatch.detect.features.finding import Sign, format_fold
-from gradwatch.detect.features.robust_stats import Floats, block_medians, log10
+from gradwatch.detect.features.robust_stats import Floats, block_medians
 from gradwatch.history.store import History
 from gradwatch.records import Quantity
 
@@ -31,22 +33,24 @@ def find_climbing_loss(history: History, *, growth: float, highs: float, wait: f
         history: History of a run whose loss has not fallen.
         growth: Newest loss in units of the largest of the first steps, or of chance level, at least.
         highs: Fraction of the blocks that set a new high, at least, over all steps and over the newer half.
-        wait: Steps of the run, at least.
+        wait: Losses, at least.
         travel: As in `make_sign`.
     """
     loss_T = history["loss"]
     first, where = baseline_loss(history)
     # no healthy training takes a cross entropy far above chance level
     top = min([*chance_losses(history), float(np.fmax.reduce(first_steps(history, "loss")))])
-    # cheap: the newest loss is no multiple of the first ones
-    if history.step < wait or not 0 < growth * top < loss_T[-1] or not np.isfinite(loss_T).all():
+    # cheap: the newest loss is no multiple of the first ones, or these have no sign that a multiple makes sense of
+    is_larger = 0 < growth * top < loss_T[-1] and first > 0
+    if not is_larger or len(loss_T) < max(wait, 2 * BLOCK_STEPS) or not np.isfinite(loss_T).all():
         return None
     median_B: Floats = block_medians(loss_T, BLOCK_STEPS)
     is_high_B = median_B[1:] > np.maximum.accumulate(median_B)[:-1]
     newer_B = is_high_B[len(is_high_B) // 2 :]
-    if not (is_high_B[-1] and is_high_B.mean() >= highs and newer_B.mean() >= highs and median_B.min() > 0.5 * first):
+    if not (is_high_B[-1] and is_high_B.mean() >= highs and newer_B.mean() >= highs):
         return None
-    climb = float(log10(np.array([median_B[-1] / first]))[0])
-    sign = make_sign(history, f"it was {first:.4g} {where}, and has climbed {format_fold(climb)}", travel=travel)
-    quantity = Quantity(key=CLIMB, label="newest loss, over the first", value=10**climb)
+    climb = float(median_B[-1]) / first
+    why = f"it was {first:.4g} {where}, and has climbed {format_fold(math.log10(climb))}"
+    sign = make_sign(history, why, travel=travel)
+    quantity = Quantity(key=CLIMB, label="newest loss, over the first", value=climb)
     return sign._replace(evidence=(quantity, *sign.evidence), since=int(history.steps("loss")[0]))
