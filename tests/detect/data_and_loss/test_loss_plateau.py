@@ -2,14 +2,12 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from gradwatch.detect.data_and_loss.loss_plateau import LossPlateau
 from gradwatch.detect.data_and_loss.loss_plateau_rules.examples import make_flat
 from gradwatch.detect.data_and_loss.loss_plateau_rules.stall import MIN_WAIT_STEPS
 from gradwatch.events import POLICY
-from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Severity
 
 
@@ -44,10 +42,3 @@ def test_only_advantages_of_both_signs_make_a_plateau_information(entropy, sever
     (finding,) = LossPlateau().detect(run.history())
 
     assert finding.severity is severity
-
-
-def test_a_loss_that_begins_below_zero_has_no_multiple_to_climb_to(replay):
-    made = Synthetic(steps=100)
-    made.loss_T = np.linspace(-1, 9, 100)
-    made.loss_T[1::5] = 0.1  # so that the largest of the first losses is above zero
-    assert replay(made.history(), [LossPlateau()]) == ()

@@ -30,7 +30,7 @@ def find_climbing_loss(history: History, *, growth: float, highs: float, wait: f
     """Return a sign if the loss has climbed since the run began, and the newest block of steps is a new high.
 
     Args:
-        history: History of a run whose loss has not fallen.
+        history: History of a run whose loss began above zero and has not fallen.
         growth: Newest loss in units of the largest of the first steps, or of chance level, at least.
         highs: Fraction of the blocks that set a new high, at least, over all steps and over the newer half.
         wait: Losses, at least.
@@ -40,8 +40,8 @@ def find_climbing_loss(history: History, *, growth: float, highs: float, wait: f
     first, where = baseline_loss(history)
     # no healthy training takes a cross entropy far above chance level
     top = min([*chance_losses(history), float(np.fmax.reduce(first_steps(history, "loss")))])
-    # cheap: the newest loss is no multiple of the first ones, or these have no sign that a multiple makes sense of
-    is_larger = 0 < growth * top < loss_T[-1] and first > 0
+    # cheap: the newest loss is no multiple of the first ones
+    is_larger = 0 < growth * top < loss_T[-1]
     if not is_larger or len(loss_T) < max(wait, 2 * BLOCK_STEPS) or not np.isfinite(loss_T).all():
         return None
     median_B: Floats = block_medians(loss_T, BLOCK_STEPS)
