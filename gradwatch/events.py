@@ -226,6 +226,12 @@ TOWERS = EventKind(
     values={PER_PARAMETER: "number of the part of the weight"},
     text="{towers} parts of the model share no layer",
 )
+DEPTHS = EventKind(
+    name="graph-depths",
+    meaning="The layers are not registered in the order in which they run, from the input to the output.",
+    values={PER_PARAMETER: "layers on the longest path from the loss to the weight, with its own"},
+    text="the layers run in another order than they are registered",
+)
 SIDE_BY_SIDE = EventKind(
     name="graph-side-by-side",
     meaning="Numbered modules of equal shape run in parallel, as experts do.",

@@ -20,9 +20,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from gradwatch.detect.features.events import events_of
-from gradwatch.detect.features.robust_stats import Floats, log10
-from gradwatch.events import TOWERS
+from gradwatch.detect.features.robust_stats import Floats
 from gradwatch.history.store import History
 from gradwatch.records import LayerInfo
 
@@ -219,61 +217,6 @@ def matrix_rms(history: History, l2_L: Floats) -> Floats:
     indices_M = structure.matrices.indices_M
     rms_M: Floats = l2_L[..., indices_M] / structure.rms_scale_L[indices_M]
     return rms_M
-
-
-def module_levels(history: History, l2_L: Floats) -> Floats:
-    """Return the size of a gradient element in each module with a weight matrix, as a power of ten.
-
-    The tensor with the largest elements represents its module. The gradient of a weight is also small if its inputs are
-    small, whereas the bias shows the gradient that arrives.
-
-    Returns:
-        Levels of shape (D,), input side first, nan where all norms are zero or missing.
-    """
-    structure = structure_of(history)
-    rms_K = l2_L[structure.chain.indices_K] / structure.rms_scale_L[structure.chain.indices_K]
-    return log10(np.fmax.reduceat(rms_K, structure.chain.starts_D))
-
-
-def block_levels(history: History, level_D: Floats) -> Floats:
-    """Return the largest module level of each block in model order, ignoring nan.
-
-    Parallel modules in a block share one gradient, of which a gate may get far less than its filter.
-    """
-    blocks_D = structure_of(history).chain.blocks_D
-    levels_B = np.full(int(blocks_D[-1]) + 1, np.nan)
-    # `.at`: several modules write to one block
-    np.fmax.at(levels_B, blocks_D, level_D)
-    return levels_B
-
-
-def tower_modules(history: History) -> list[NDArray[np.bool_]]:
-    """Return which modules with a weight matrix are in each part that shares no layer with the others.
-
-    Returns:
-        A mask of shape (D,) for each part; a single one of all modules if the model has one part.
-    """
-    chain = structure_of(history).chain
-    towers = next(events_of(history, TOWERS), None)
-    if towers is None:
-        return [np.ones(len(chain.starts_D), np.bool_)]
-    number_K = np.array([towers.values.get(history.info.layers[i].name, np.nan) for i in chain.indices_K])
-    number_D = np.fmax.reduceat(number_K, chain.starts_D)  # a bias has no number of its own
-    return [number_D == number for number in np.unique(number_D[~np.isnan(number_D)])]
-
-
-def module_ratio(history: History) -> float:
-    """Return the ratio of the largest to the smallest gradient element over the modules, at the newest step.
-
-    A profile over depth cannot be steep if its ends are alike, and this ratio is far cheaper than the levels of a
-    window. The output module is left out. The ratio is infinite if a gradient is zero or missing.
-    """
-    structure = structure_of(history)
-    chain = structure.chain
-    rms_K = history.param.newest("grad.l2")[chain.indices_K] / structure.rms_scale_L[chain.indices_K]
-    rms_D = np.maximum.reduceat(rms_K, chain.starts_D)[:-1]
-    low = float(rms_D.min())
-    return float(rms_D.max()) / low if low > 0 else math.inf  # nan is not above 0
 
 
 def _is_per_unit(layers: tuple[LayerInfo, ...]) -> NDArray[np.bool_]:

@@ -15,7 +15,7 @@ from gradwatch.detect.gradients.exploding_gradient_rules.jumps import find_jumps
 from gradwatch.detect.gradients.exploding_gradient_rules.over_depth import find_growth_over_depth
 from gradwatch.detect.gradients.exploding_gradient_rules.recurrence import find_growth_over_time
 from gradwatch.detect.gradients.exploding_gradient_rules.unbounded_loss import find_unbounded_loss
-from gradwatch.events import DERIVATIVE, OUTPUT_PAIRS, RECURRENCE
+from gradwatch.events import DEPTHS, DERIVATIVE, OUTPUT_PAIRS, RECURRENCE
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding
@@ -181,6 +181,9 @@ class ExplodingGradient:
         )
         deep = Synthetic(steps=30).vanishing(decades=-8)
         yield Example("gradients grow 1e8-fold over depth", deep.history(), deep.names(0))
+        beside = Synthetic(steps=30).vanishing(decades=-8)
+        depths = {layer.name: 3.0 - i % 3 for i, layer in enumerate(beside.info.layers)}
+        yield Example("parallel parts of three layers", beside.add_event(DEPTHS, values=depths).history())
         yield Example("a sum over neighbours multiplies the gradient at each layer", *make_gain(3.2))
         yield Example("the weights' gradients are ten times the output bias's", make_gain(1.0)[0])
         yield Example("a loss of distances between outputs", make_gain(3.2, event=OUTPUT_PAIRS)[0])

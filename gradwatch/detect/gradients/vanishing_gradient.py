@@ -17,7 +17,7 @@ from gradwatch.detect.gradients.vanishing_gradient_rules.over_depth import (
 )
 from gradwatch.detect.gradients.vanishing_gradient_rules.padding import PADDING, find_fall_from_padding
 from gradwatch.detect.gradients.vanishing_gradient_rules.recurrence import find_fall_over_time
-from gradwatch.events import HEADS, PADDING_READ, TOWERS
+from gradwatch.events import DEPTHS, HEADS, PADDING_READ, TOWERS
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding
@@ -147,6 +147,13 @@ class VanishingGradient:
         critic = Synthetic(steps=40).vanishing(decades=8)
         parts = {layer.name: float(i > 9) for i, layer in enumerate(critic.info.layers)}
         yield Example("the larger of two parts", critic.add_event(TOWERS, values=parts).history(), critic.names(0))
+        turned = Synthetic(steps=40).vanishing(decades=-8)
+        depths = {layer.name: 1.0 + i for i, layer in enumerate(turned.info.layers)}
+        yield Example(
+            "layers that are registered from the output to the input",
+            turned.add_event(DEPTHS, values=depths).history(),
+            turned.names(len(depths) - 1),
+        )
         yield Example("two models that are trained in turn", make_in_turn().history())
         late = Synthetic(steps=80).vanishing(decades=5, onset=40)
         yield Example("saturation sets in at step 40", late.history(), late.names(0))

@@ -1,13 +1,14 @@
-"""Find layers that run in parallel: output heads, and numbered experts."""
+"""Find layers that run in parallel, as output heads and numbered experts do, or in another order than expected."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 
 from torch import Tensor
 
-from gradwatch.events import HEADS, SIDE_BY_SIDE, TOWERS, Observation
+from gradwatch.events import DEPTHS, HEADS, SIDE_BY_SIDE, TOWERS, Observation
 from gradwatch.probe.graph.graph import Graph, Node, is_leaf, operation
 from gradwatch.probe.graph.loss_rules import LINEAR
 from gradwatch.records import LayerInfo
@@ -20,6 +21,8 @@ MIN_EXPERTS = 3
 
 MAX_GROUPS = 8
 """Maximum number of groups of numbered modules to check in one graph: each takes two walks over the graph."""
+
+TABLE_LOOKUPS = ("Embedding", "EmbeddingBag")
 
 
 def find_heads(graph: Graph, index: Mapping[Tensor, int], layers: Sequence[LayerInfo]) -> Iterator[Observation]:
@@ -70,6 +73,34 @@ def find_parallel_modules(
         run = [nodes for names in modules.values() if (nodes := [used[name] for name in names if name in used])]
         if len(run) > 1 and not any(_depends(graph, *pair) for pair in ((run[0], run[1]), (run[1], run[0]))):
             yield SIDE_BY_SIDE.observe(parent, values={"modules": len(modules)})
+
+
+def find_depths(graph: Graph, index: Mapping[Tensor, int], layers: Sequence[LayerInfo]) -> Iterator[Observation]:
+    """Yield how deep each weight lies below the loss, if the layers are not registered from the input to the output.
+
+    The depth is the number of layers on the longest path from the loss, with the layer itself. A weight that is used
+    repeatedly has the depth of its last use. A table that is looked up has none. Arguments as for `find_heads`.
+    """
+    tables = {leaf.variable for node in graph.of(*TABLE_LOOKUPS) for leaf in graph.inputs(node) if is_leaf(leaf)}
+    depths: dict[int, int] = {}
+    layers_above = dict.fromkeys(graph.nodes, 0)
+    users_left = {node: len(graph.users(node)) for node in graph.nodes}
+    ready = [node for node, users in users_left.items() if not users]
+    while ready:
+        node = ready.pop()
+        weight, depth = weight_of(graph, node, index), layers_above[node]
+        if weight is not None:
+            depth += 1
+            depths[weight] = min(depth, depths.get(weight, depth))
+        for child in graph.inputs(node):
+            layers_above[child] = max(depth, layers_above[child])
+            users_left[child] -= 1
+            if not users_left[child]:
+                ready.append(child)
+    for table in tables & index.keys():
+        depths.pop(index[table], None)
+    if any(depths[before] < depths[after] for before, after in pairwise(sorted(depths))):
+        yield DEPTHS.observe(values={layers[i].name: float(depth) for i, depth in sorted(depths.items())})
 
 
 def weight_of(graph: Graph, node: Node, index: Mapping[Tensor, int]) -> int | None:

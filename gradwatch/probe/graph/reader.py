@@ -21,7 +21,7 @@ from gradwatch.probe.graph.empty_means import find_empty_means
 from gradwatch.probe.graph.entropy import find_minimized_entropy
 from gradwatch.probe.graph.graph import LEAF, Graph, Node, operation, shape
 from gradwatch.probe.graph.loss_rules import LINEAR, RULES, GraphMatch, Rule, match_divergence
-from gradwatch.probe.graph.output_heads import find_heads, find_parallel_modules
+from gradwatch.probe.graph.output_heads import find_depths, find_heads, find_parallel_modules
 from gradwatch.probe.graph.output_uses import find_chosen_outputs, find_output_pairs
 from gradwatch.probe.graph.sequence_axis import ROW_LOSSES, match_sequence_axis
 from gradwatch.probe.graph.singularities import SingularFormula, find_singularities, find_unstable
@@ -173,6 +173,8 @@ class LossGraphReader:
             # a parameter may also be in the part of the graph that was not visited, or is hidden
             if is_whole and graph.is_complete and not graph.of(*OPAQUE):
                 inspections["the cuts"] = lambda: self._find_cuts(graph)
+        if graph.is_complete and not graph.of(*OPAQUE):
+            inspections["the depths"] = lambda: find_depths(*of_graph)
         if inspects_nan:
             inspections["the singularities"] = lambda: self._find_singularities(graph)
             inspections["the means over nothing"] = lambda: find_empty_means(graph)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from gradwatch.detect.features.structure import matrix_rms, module_levels, structure_of
+from gradwatch.detect.features.depth_profile import module_levels
+from gradwatch.detect.features.structure import matrix_rms, structure_of
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.probe.parameters import list_parameters

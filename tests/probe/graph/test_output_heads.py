@@ -121,3 +121,41 @@ def test_blocks_with_shortcuts_run_one_after_the_other():
 @pytest.mark.parametrize("sizes", [(8, 8), (8, 8, 4)], ids=["two", "one of another size"])
 def test_fewer_than_three_that_are_alike_are_no_group(sizes):
     assert side_by_side(Parts(chained=False, sizes=sizes)) == []
+
+
+class Backwards(nn.Module):
+    """Layers that are registered from the output to the input, with one beside them."""
+
+    def __init__(self):
+        super().__init__()
+        self.last, self.middle, self.first, self.wide = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x):
+        return self.last(self.middle(self.first(x).relu()).relu()) + self.wide(x)
+
+
+def depths(model, loss_of):
+    """Return the depth of each weight, or None if the order is as expected."""
+    events = LossGraphReader(model, *list_parameters(model)).read(loss_of(model), step=0)
+    return next((event.values for event in events if event.kind == "graph-depths"), None)
+
+
+def test_layers_that_are_registered_in_another_order_have_a_depth():
+    expected = {"last.weight": 1, "middle.weight": 2, "first.weight": 3, "wide.weight": 1}
+    assert depths(Backwards(), lambda model: model(X).mean()) == expected
+
+
+def test_layers_in_order_need_no_depth():
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+    assert depths(model, lambda model: model(X).mean()) is None
+
+
+def test_parallel_layers_of_one_depth_are_in_order():
+    model = Tasks(shared=False)
+    assert depths(model, both) is None
+
+
+def test_a_weight_that_is_used_again_has_the_depth_of_its_last_use():
+    model = Backwards()
+    looped = depths(model, lambda m: m.last(m.middle(m.middle(m.first(X)).relu()).relu()).mean())
+    assert looped == {"last.weight": 1, "middle.weight": 2, "first.weight": 4}

@@ -2,7 +2,8 @@
 
 The size of a gradient element is read in each module except the output layer. A line through the logarithms must rise
 towards the input. The levels of parallel layers, as in a mixture of experts, have no depth and make no line. Parts of a
-model that share no layer have a line each.
+model that share no layer have a line each. If layers are registered in another order than they run in, those of one
+depth count as one.
 """
 
 # D = modules that have a weight matrix, input side first
@@ -13,10 +14,11 @@ from operator import itemgetter
 
 import numpy as np
 
+from gradwatch.detect.features.depth_profile import line_levels, module_levels, module_lines, module_ratio
 from gradwatch.detect.features.finding import Sign, format_factor, format_fold
 from gradwatch.detect.features.robust_stats import median, monotone_rise
 from gradwatch.detect.features.scope import module_of
-from gradwatch.detect.features.structure import module_levels, module_ratio, structure_of, tower_modules
+from gradwatch.detect.features.structure import structure_of
 from gradwatch.detect.gradients.exploding_gradient_rules.climb import BLOCK_STEPS, NORM
 from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
@@ -36,17 +38,16 @@ def find_growth_over_depth(history: History, *, modules: int, decades: float, cr
     if len(chain.starts_D) < modules or module_ratio(history) < 10 ** (decades / 2):
         return None
     level_D = module_levels(history, median(history.param.window("grad.l2", BLOCK_STEPS)))
-    inner = [np.flatnonzero(is_in_D)[:-1] for is_in_D in tower_modules(history)]  # no output layer
-    known = [places[~np.isnan(level_D[places])] for places in inner]
-    long = [places for places in known if len(places) >= modules - 1]
+    known = [[places for places in line[:-1] if not np.isnan(level_D[places]).all()] for line in module_lines(history)]
+    long = [line for line in known if len(line) >= modules - 1]  # no output layer
     if not long:
         return None
     # the profile runs from the input to the output, so growth towards the input is a fall
-    rise, places = max(((-monotone_rise(level_D[places]), places) for places in long), key=itemgetter(0))
+    rise, line = max(((-monotone_rise(line_levels(level_D, line)), line) for line in long), key=itemgetter(0))
     if rise < decades:
         return None
-    per_module = rise / (len(places) - 1)
-    layer = module_of(history, int(chain.indices_K[chain.starts_D[places[0]]]))
+    per_module = rise / (len(line) - 1)
+    layer = module_of(history, int(chain.indices_K[chain.starts_D[line[0][0]]]))
     return Sign(
         f"gradients grow {format_fold(rise)} from the output to {layer}, "
         f"about {format_factor(10**per_module)}x per layer",
