@@ -349,6 +349,12 @@ OPTIMIZER_REBUILT = EventKind(
     values={"updates": "updates"},
     text="{updates:.0f} updates in a row were each made by a new {optimizer}",
 )
+WEIGHTS_TRAINED = EventKind(
+    name="weights-trained",
+    meaning="The weights had already been changed in place many times when the monitor attached.",
+    values={"changes": "changes of a weight"},
+    text="each weight had been changed {changes:.0f} times before: the model was already trained",
+)
 WEIGHTS_NOT_LOADED = EventKind(
     name="weights-not-loaded",
     meaning="A load with strict=False matched no parameter of a module, which is trained as it was initialized.",

@@ -30,6 +30,7 @@ from gradwatch.probe.output_reader import OutputReader
 from gradwatch.probe.parameters import Models
 from gradwatch.probe.policy.probe import PART as POLICY_PART
 from gradwatch.probe.policy.probe import PolicyProbe
+from gradwatch.probe.updates.earlier_updates import find_earlier_updates
 from gradwatch.probe.updates.outside_moves import OutsideMoves
 from gradwatch.probe.updates.parameter_changes import ParameterChanges
 from gradwatch.probe.updates.rebuilt import RebuiltOptimizers
@@ -104,6 +105,7 @@ class Inspections:
         initial = [
             *self._find("the identical units", lambda: find_identical_units(params, layers)),
             *self._find("the initial weights", lambda: find_offset_weights(params, layers)),
+            *self._find("the earlier updates", lambda: find_earlier_updates(params)),
             *self._find("the loaded weights", lambda: find_failed_loads(models)),
             *self._find("the groups of the optimizer", lambda: find_empty_groups(optimizers)),
             *self._find("the trainable parameters", lambda: find_nothing_to_train(params, optimizers)),

@@ -88,17 +88,17 @@ class LossPlateau:
     the loss has stood long enough. The noise of the losses must be too small to hide a fall by `hidden_fall`, and
     predictions must not fit their own targets, as far as that can be measured. (3) A loss stands like that after a
     fall, while predictions fit other samples of the batch as well as their own. Only what a constant can learn fell:
-    the mean of the targets, or the shares of the classes. There must be enough samples to show a slow start. If a batch
-    reads a third of the rows of an embedding, a third of the steps count. (4) Every loss since the first step is
-    exactly 0. (5) Different batches have the same loss, with more than `constant_left` of the first one left: all
-    outputs have collapsed to one point. The loss of a triplet then stays at its margin. (6) Half of the weight matrices
-    have shrunk to `shrunk` of their first norms, and the loss has not fallen: a decay outweighs the gradient. (7) The
-    last activation cannot give some targets of a squared error, which hold `unreachable` of their variance. (8) In
-    `highs` of its blocks it set a new high, and it is `loss_growth` times chance level or the largest first loss.
+    the mean of the targets, or the shares of the classes. There must be enough samples to show a slow start. (4) Every
+    loss since the first step is exactly 0. (5) Different batches have the same loss, with more than `constant_left` of
+    the first one left: all outputs have collapsed to one point. The loss of a triplet then stays at its margin. (6)
+    Half of the weight matrices have shrunk to `shrunk` of their first norms, and the loss has not fallen: a decay
+    outweighs the gradient. (7) The last activation cannot give some targets of a squared error, which hold
+    `unreachable` of their variance. (8) In `highs` of its blocks it set a new high, and it is `loss_growth` times
+    chance level or the largest first loss.
 
-    Exceptions to the rules: the loss of several optimizers, or of a model behind another learner, is taken for
-    the value of a game between them and reported as info. So is that of a policy gradient whose advantages have both
-    signs, and a plateau of weights that have moved by less than `travel` of themselves: the model may only be slow.
+    Exceptions to the rules: info is the loss of several optimizers, or of a model behind another learner, as in a game;
+    of a policy gradient whose advantages have both signs; of a model that was trained before; and of weights that have
+    moved by less than `travel` of themselves, as in a slow model.
 
     Source: Karpathy 2019, "A recipe for training neural networks", https://karpathy.github.io/2019/04/25/recipe/; Wald
     1945, "Sequential tests of statistical hypotheses", https://doi.org/10.1214/aoms/1177731118; Hermans et al. 2017,
@@ -313,6 +313,8 @@ class LossPlateau:
         yield Example("predictions began to fit", make_constant(UNPAIRED, PAIRED))
         rare = make_constant(UNPAIRED, unread=0.9)
         yield Example("embeddings of which a batch reads a tenth of the rows", rare)
+        trained = make_flat(was_trained=True).history()
+        yield Example("the model was trained before: for information", trained, (None,))
         yield Example("a critic keeps up: for information", make_flat().add_event(ADVERSARY).history(), (None,))
         actions = make_flat().add_event(POLICY).policy_gradient(divergence=0.02, clipped=0.1)
         yield Example("advantages of actions: for information", actions.history(), (None,))

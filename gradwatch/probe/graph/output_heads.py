@@ -79,7 +79,7 @@ def find_depths(graph: Graph, index: Mapping[Tensor, int], layers: Sequence[Laye
     """Yield how deep each weight lies below the loss, if the layers are not registered from the input to the output.
 
     The depth is the number of layers on the longest path from the loss, with the layer itself. A weight that is used
-    repeatedly has the depth of its last use. A table that is looked up has none. Arguments as for `find_heads`.
+    repeatedly has the depth of its first use. A table that is looked up has none. Arguments as for `find_heads`.
     """
     tables = {leaf.variable for node in graph.of(*TABLE_LOOKUPS) for leaf in graph.inputs(node) if is_leaf(leaf)}
     depths: dict[int, int] = {}
@@ -91,7 +91,7 @@ def find_depths(graph: Graph, index: Mapping[Tensor, int], layers: Sequence[Laye
         weight, depth = weight_of(graph, node, index), layers_above[node]
         if weight is not None:
             depth += 1
-            depths[weight] = min(depth, depths.get(weight, depth))
+            depths[weight] = max(depth, depths.get(weight, depth))
         for child in graph.inputs(node):
             layers_above[child] = max(depth, layers_above[child])
             users_left[child] -= 1

@@ -150,12 +150,23 @@ def test_layers_in_order_need_no_depth():
     assert depths(model, lambda model: model(X).mean()) is None
 
 
+def test_a_penalty_of_derivatives_leaves_layers_in_order():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def penalty(model):
+        x = X.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        return slope.square().mean()
+
+    assert depths(model, penalty) is None
+
+
 def test_parallel_layers_of_one_depth_are_in_order():
     model = Tasks(shared=False)
     assert depths(model, both) is None
 
 
-def test_a_weight_that_is_used_again_has_the_depth_of_its_last_use():
+def test_a_weight_that_is_used_again_has_the_depth_of_its_first_use():
     model = Backwards()
     looped = depths(model, lambda m: m.last(m.middle(m.middle(m.first(X)).relu()).relu()).mean())
-    assert looped == {"last.weight": 1, "middle.weight": 2, "first.weight": 4}
+    assert looped == {"last.weight": 1, "middle.weight": 3, "first.weight": 4}

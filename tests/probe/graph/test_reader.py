@@ -34,6 +34,7 @@ DESCRIPTIONS = (
     "graph-adversary",
     "graph-side-by-side",
     "graph-output-pairs",
+    "graph-depths",
 )
 """Events that tell how a model is made, and of no mistake."""
 

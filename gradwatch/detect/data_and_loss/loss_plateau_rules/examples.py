@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from gradwatch.events import EMBEDDING_PRODUCT, EventKind
+from gradwatch.events import EMBEDDING_PRODUCT, WEIGHTS_TRAINED, EventKind
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 
 
-def make_flat(*, fall: float = 0.0) -> Synthetic:
+def make_flat(*, fall: float = 0.0, was_trained: bool = False) -> Synthetic:
     """Return a run in which the loss stands still, or falls by a fraction in 160 steps."""
     made = Synthetic(steps=200)
     made.loss_T = 2.3 * (1 - fall * made.t_T / 160) * np.exp(0.03 * made.rng.standard_normal(made.steps))
-    return made
+    return made.add_event(WEIGHTS_TRAINED, values={"changes": 300}) if was_trained else made
 
 
 def make_climbing(*, until: int) -> History:

@@ -13,7 +13,7 @@ from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import Sign
 from gradwatch.detect.features.robust_stats import median, slope, trend
 from gradwatch.detect.features.structure import structure_of
-from gradwatch.events import ADVERSARY, CHOSEN_OUTPUTS, EMBEDDING_PRODUCT, POLICY
+from gradwatch.events import ADVERSARY, CHOSEN_OUTPUTS, EMBEDDING_PRODUCT, POLICY, WEIGHTS_TRAINED
 from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
 
@@ -38,7 +38,8 @@ def make_sign(history: History, why: str, *, travel: float, since: int | None = 
 
     The sign is for information if the loss may stand still or rise while the model learns, or if the weights have
     hardly moved, so that the model may only be slow. It may be the value of a game between several learners, a policy
-    gradient, or the error of the values of actions, whose targets grow with the agent.
+    gradient, or the error of the values of actions, whose targets grow with the agent. A model that was trained before
+    begins with the loss that it has reached.
 
     Args:
         history: History of the run.
@@ -54,7 +55,11 @@ def make_sign(history: History, why: str, *, travel: float, since: int | None = 
     if is_slow:
         how_far = f"by at most {100 * moved:.1g} %, so it may only be slow" if moved else "by nothing"
         text += f"; the weights have moved {how_far}"
-    return Sign(text, loss_evidence(history), since, severity=Severity.INFO if is_game or is_slow else None)
+    was_trained = any(events_of(history, WEIGHTS_TRAINED))
+    if was_trained:
+        text += "; the model was trained before"
+    is_known = is_game or is_slow or was_trained
+    return Sign(text, loss_evidence(history), since, severity=Severity.INFO if is_known else None)
 
 
 def _is_policy(history: History) -> bool:
