@@ -21,6 +21,7 @@ from gradwatch.detect.updates.learning_rate_too_high_rules.examples import (
     make_overwritten,
     make_restarting,
     make_running_away,
+    make_thrown,
 )
 from gradwatch.detect.updates.learning_rate_too_high_rules.lost_progress import (
     NON_FINITE,
@@ -29,6 +30,7 @@ from gradwatch.detect.updates.learning_rate_too_high_rules.lost_progress import 
     is_lost,
     newest_loss,
 )
+from gradwatch.detect.updates.learning_rate_too_high_rules.overshot_loss import find_overshot_loss
 from gradwatch.detect.updates.learning_rate_too_high_rules.overwritten_weights import find_overwritten_weights
 from gradwatch.detect.updates.learning_rate_too_high_rules.rate_jump import find_rate_jump
 from gradwatch.detect.updates.learning_rate_too_high_rules.weight_growth import WINDOW_STEPS as GROWTH_STEPS
@@ -62,7 +64,8 @@ class LearningRateTooHigh:
     jump. (4) A loss that diverges within the first 20 steps. It has risen at each of the last `rising` steps, or of
     those before it stopped being finite, and is `runaway` times the first; the first update of some matrix was `large`.
     (5) A rate that compounds, by one factor again and again, and is `compound` times the rate at which `learned` of the
-    loss was learned. Over the newest 64 steps the loss no longer falls. It is reported before it does harm.
+    loss was learned. Over the newest 64 steps the loss no longer falls. It is reported before it does harm. (6) A loss
+    of `runaway` times the first, as the median over 8 steps, after updates of `large`, at any time of the run.
 
     These signs are no consequence of numbers that stop being finite later. The finding is critical if nothing else was
     found before it and the run has lost what it had learned. That is so if the run is non-finite, or if the loss, as
@@ -82,8 +85,10 @@ class LearningRateTooHigh:
         growth: Growth of the weights within 20 steps, in powers of ten. 0.5: 3.2 times.
         jump: Rise of the learning rate above its earlier values. 3: milestones fall, and warm-ups rise in small steps.
         compound: Growth of the rate since the run had learned at it, for (5). 10: good rates span less than that.
-        large: Update/weight ratio of the first update, for (4). 0.05: fifty times the 1e-3 that rates are chosen for.
-        runaway: Loss in units of the first for (4). 100: a start without warm-up overshoots by tens, and recovers.
+        large: Update/weight ratio of the first update, for (4), or of the median matrix, for (6). 0.05: fifty times the
+            1e-3 that rates are chosen for.
+        runaway: Loss in units of the first for (4) and (6). 100: a start without warm-up overshoots by tens, and
+            recovers; the loss of an agent that learns values came to 16.
         worse: Loss after the jump in units of the loss before it. 1.5: single batches seldom differ that much, and
             medians of 6 never did.
         lost: Loss in units of its best at which all progress is gone. 3: noise moves a median of 6 by less than
@@ -163,6 +168,7 @@ class LearningRateTooHigh:
             harm_alone=self.harm_alone,
         )
         yield from self._report(history, overwritten)
+        yield from self._report(history, find_overshot_loss(history, runaway=self.runaway, large=self.large))
         # weights may grow while the loss falls, which does no harm
         grown = find_weight_growth(history, growth=self.growth, every=self.every)
         is_useful = grown and is_learning(history, learned=self.learned, learned_linear=self.learned_linear)
@@ -194,6 +200,9 @@ class LearningRateTooHigh:
         yield Example("the loss climbs from the first update on", make_running_away(lr=100.0), (None,))
         yield Example("it climbs from there to infinity", make_running_away(lr=100.0, steps=16, finite=6), (None,))
         yield Example("it climbs by what the data become, while updates are small", make_running_away(lr=1e-4))
+        yield Example("it is thrown up after a warm-up, and comes back", make_thrown(height=400), (None,))
+        yield Example("a curriculum throws it up by less", make_thrown(height=40))
+        yield Example("single batches are a thousand times as hard", make_thrown(height=400, every=5))
         glitch = Synthetic(steps=90)
         glitch.lr_T[60], glitch.loss_T[61:] = 1.0, 4 * glitch.loss_T[61:]
         yield Example("the rate is a thousandfold for one step", glitch.history(), (None,))

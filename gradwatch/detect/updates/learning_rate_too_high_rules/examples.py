@@ -47,3 +47,12 @@ def make_overwritten() -> History:
     made = Synthetic(steps=1)
     made.update_factor_TL[:] = 1e4
     return made.history()
+
+
+def make_thrown(*, height: float, every: int = 1) -> History:
+    """Return a run whose loss rises by a factor from step 30 to 60, at all steps or at single ones."""
+    made = Synthetic(steps=90)
+    is_high_T = (made.t_T >= 30) & (made.t_T < 60) & (made.t_T % every == 0)
+    made.loss_T[is_high_T] *= height
+    made.update_factor_TL[:] = 0.2 / 1e-3
+    return made.history()
