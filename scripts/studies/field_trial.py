@@ -4,14 +4,15 @@
     python scripts/studies/field_trial.py trial                       # with and without gradwatch
     python scripts/studies/field_trial.py trial --only neuromancer    # those with that in their name
 
-The scripts are listed in `field_trial.yaml`. Each is taken from the source distribution of its project, and is unedited
-but for the replacements listed there: paths, sizes and numbers of epochs. The folder `trial` gets the sources, a
-virtual environment, the run directories, the output, and the table as `table.json` and `table.md`. A script that the
-table has is not run again.
+The scripts are listed in `field_trial.yaml`. Each is taken from the source distribution of its project, or from its
+repository on GitHub, and is unedited but for the replacements listed there: paths, sizes and numbers of epochs. The
+folder `trial` gets the sources, a virtual environment, the run directories, the output, and the table as `table.json`
+and `table.md`. A script that the table has is not run again.
 
 The environment sees the packages of the Python that runs this study, which needs torch, torchvision, pandas,
-scikit-learn and gradwatch. The projects are imported from their sources. PyPI must be reachable. `{data}` in a command
-or a replacement stands for a folder in which `MNIST` holds the digits of scikit-learn, in the format of torchvision.
+scikit-learn and gradwatch. The projects are imported from their sources. PyPI must be reachable, and GitHub for files
+of a repository that are not in `trial/downloads/OWNER/NAME`. `{data}` in a command or a replacement stands for a folder
+in which `MNIST` holds the digits of scikit-learn, in the format of torchvision.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ import struct
 import subprocess
 import sys
 import tarfile
+import urllib.parse
+import urllib.request
 import venv
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -40,6 +43,9 @@ import gradwatch
 from gradwatch.records import Finding, Severity
 
 LIST = Path(__file__).with_suffix(".yaml")
+
+GITHUB = "https://raw.githubusercontent.com"
+"""Address of the files of public repositories."""
 
 GRACE_S = 20
 """Time that a script gets to end after an interrupt, as Ctrl-C sends it."""
@@ -73,16 +79,22 @@ class Script:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Project:
-    """A project on PyPI.
+    """A project on PyPI, or a repository on GitHub.
 
     Args:
-        package: Requirement of its source distribution, such as `pykeen==1.11.1`.
+        package: Requirement of its source distribution, such as `pykeen==1.11.1`, or empty for a repository.
+        repository: Owner and name on GitHub, such as `pytorch/examples`, or empty for a package.
+        commit: Commit of the repository, 40 hexadecimal digits.
+        files: Paths of the files to take from the repository.
         install: Requirements of its scripts, without the package.
         source: Folder of its modules in the source distribution.
         scripts: Its scripts, by a name for the table.
     """
 
-    package: str
+    package: str = ""
+    repository: str = ""
+    commit: str = ""
+    files: tuple[str, ...] = ()
     install: tuple[str, ...]
     source: str
     scripts: dict[str, Script]
@@ -90,7 +102,7 @@ class Project:
     @property
     def label(self) -> str:
         """The name without the version."""
-        return self.package.split("=")[0]
+        return self.repository or self.package.split("=")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +158,10 @@ def read_list(path: Path) -> list[Project]:
     """Read the projects and their scripts."""
     return [
         Project(
-            package=entry["package"],
+            package=entry.get("package", ""),
+            repository=entry.get("repository", ""),
+            commit=entry.get("commit", ""),
+            files=tuple(entry.get("files", ())),
             install=tuple(entry["install"]),
             source=entry.get("source", "."),
             scripts={
@@ -185,6 +200,21 @@ def unpack(project: Project, folder: Path) -> Path:
         tar.extractall(target, filter="data")
     (root,) = target.iterdir()
     return root
+
+
+def copy_files(project: Project, folder: Path) -> Path:
+    """Copy the files of a repository, download those that are missing first, and return the folder of the copies."""
+    target, download = folder / "sources" / project.label, folder / "downloads" / project.label
+    for name in project.files:
+        path = download / name
+        if not path.exists():
+            address = f"{GITHUB}/{project.repository}/{project.commit}/{urllib.parse.quote(name)}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with urllib.request.urlopen(address) as answer:
+                path.write_bytes(answer.read())
+    shutil.rmtree(target, ignore_errors=True)  # an earlier trial replaced texts in them
+    shutil.copytree(download, target)
+    return target
 
 
 def make_environment(projects: Sequence[Project], folder: Path) -> Path:
@@ -343,7 +373,7 @@ def main() -> None:
         chosen = {name: script for name, script in list(chosen.items())[: asked.each] if asked.only in name}
         if not chosen:
             continue
-        root = unpack(project, folder)
+        root = copy_files(project, folder) if project.repository else unpack(project, folder)
         place = Place(folder=folder, root=root, source=root / project.source, python=python)
         for name, script in chosen.items():
             adapt(script, place)

@@ -1,4 +1,4 @@
-"""The field trial takes scripts from a source distribution, and tells what gradwatch says of them."""
+"""The field trial takes scripts from projects, and tells what gradwatch says of them."""
 
 import json
 import tarfile
@@ -79,6 +79,53 @@ def test_a_trial_tells_the_findings_of_a_script_of_a_source_distribution(distrib
     table = (distribution / "trial" / "table.md").read_text()
     assert "| fake/train | 40 | 3 |" in table
     assert "0 of 1 scripts had a false alarm: 0% [0%, 79%]. 1 have one to judge." in table
+
+
+COMMIT = "0123456789" * 4
+
+REPOSITORY = f"""
+projects:
+  - repository: owner/fake
+    commit: "{COMMIT}"
+    files: [examples/my train.py]
+    install: []
+    scripts:
+      train:
+        command: [examples/my train.py]
+        edits: {{examples/my train.py: {{STEPS: "40"}}}}
+"""
+
+
+def run_repository(folder, monkeypatch):
+    """Run the trial of the repository, and return its row of the table."""
+    listed = folder / "list.yaml"
+    listed.write_text(REPOSITORY)
+    monkeypatch.setattr("sys.argv", ["field_trial.py", str(folder / "trial"), "--list", str(listed), "--bare"])
+    field_trial.main()
+    (row,) = json.loads((folder / "trial" / "table.json").read_text())
+    return row["script"], row["bare_exit"]
+
+
+def test_a_trial_downloads_a_file_of_a_repository_at_its_commit(tmp_path, monkeypatch):
+    served = tmp_path / "github" / "owner" / "fake" / COMMIT / "examples" / "my train.py"
+    served.parent.mkdir(parents=True)
+    served.write_text(SCRIPT)
+    monkeypatch.setattr(field_trial, "GITHUB", (tmp_path / "github").as_uri())
+
+    row = run_repository(tmp_path, monkeypatch)
+
+    assert row == ("owner/fake/train", 3)
+    kept = tmp_path / "trial" / "downloads" / "owner" / "fake" / "examples" / "my train.py"
+    assert kept.read_text() == SCRIPT  # the texts are replaced in a copy
+
+
+def test_a_trial_takes_a_file_of_a_repository_from_its_folder(tmp_path, monkeypatch):
+    kept = tmp_path / "trial" / "downloads" / "owner" / "fake" / "examples" / "my train.py"
+    kept.parent.mkdir(parents=True)
+    kept.write_text(SCRIPT)
+    monkeypatch.setattr(field_trial, "GITHUB", (tmp_path / "nothing").as_uri())
+
+    assert run_repository(tmp_path, monkeypatch) == ("owner/fake/train", 3)
 
 
 def test_a_text_to_replace_that_is_not_there_is_an_error(tmp_path):
