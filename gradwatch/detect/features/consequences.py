@@ -48,8 +48,9 @@ FOLLOWS: dict[str, frozenset[str]] = {
     ),
     # weights that large lose small updates to float32 rounding
     "not-optimized": OVERSHOT,
-    # one layer moved further than the others, or no optimizer holds it and so clears its gradient
-    "layer-imbalance": OVERSHOT | {"not-optimized"},
+    # one layer moved further than the others, or no optimizer holds it and so clears its gradient, or the others get
+    # only the gradient of a penalty
+    "layer-imbalance": OVERSHOT | {"no-gradient", "not-optimized"},
     # a missing gradient moves nothing; a usual gradient hardly moves weights that overshot; a parameter outside the
     # optimizer never moves; clipping leaves little if one layer dominates the norm
     "learning-rate-too-low": OVERSHOT

@@ -18,8 +18,18 @@ from gradwatch.detect.features.finding import finding_of, subject
 from gradwatch.detect.features.scope import affected_modules, is_everything, joined_modules
 from gradwatch.detect.features.structure import structure_of
 from gradwatch.detect.gradients.dead_layer_rules.experts import router_of
+from gradwatch.detect.gradients.no_gradient_rules.examples import (
+    make_adapted,
+    make_moved,
+    make_penalized,
+    make_second,
+    make_shift,
+    make_unowned,
+    make_zero,
+)
 from gradwatch.detect.gradients.no_gradient_rules.in_turn import is_in_turn_of, is_like_expert
 from gradwatch.detect.gradients.no_gradient_rules.moved import are_copies, are_moved_by_hand, find_moves_by_hand
+from gradwatch.detect.gradients.no_gradient_rules.penalized import are_penalized
 from gradwatch.detect.gradients.no_gradient_rules.reached import (
     awaits_optimizer,
     find_first_gradient,
@@ -28,8 +38,10 @@ from gradwatch.detect.gradients.no_gradient_rules.reached import (
 )
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
-from gradwatch.history.synthetic.edit import with_statistic
 from gradwatch.records import Finding, Quantity, Severity
+
+NONE, ZERO, PENALTY = ": None", ": exactly zero", " but that of a penalty on its size"
+"""What the loss leaves in the gradient of a parameter that it does not reach."""
 
 
 @final
@@ -37,7 +49,8 @@ from gradwatch.records import Finding, Quantity, Severity
 class NoGradient:
     """Parameters that the loss does not reach.
 
-    What it measures: trainable parameters whose gradient was None, or zero in every element, at each step so far.
+    What it measures: trainable parameters whose gradient was None, or zero in every element, at each step so far, or
+    only that of a penalty on all weights.
 
     Why it matters: these parameters keep their initial values, or shrink under weight decay. The model is smaller than
     intended.
@@ -54,7 +67,9 @@ class NoGradient:
     by hand. What is left becomes a new finding.
 
     How it is detected: trainable tensors whose gradient was None, or exactly zero in every element, at each recorded
-    step so far. A gradient that was there and then stays away is another symptom (dead-layer).
+    step so far. A gradient that was there and then stays away is another symptom (dead-layer). A penalty that the loop
+    adds to its loss, such as `1e-4 * sum(p.square().sum() for p in model.parameters())`, is told by its gradient, which
+    is a fixed multiple of the tensor: two tensors or more have the same ratio at all measured steps.
 
     Exceptions to the rules: a module that is not used on purpose (the pooler of a language model, a head for another
     task). Freeze it with `requires_grad_(False)` and it does not count. The wait is five times as long if a gradient
@@ -85,6 +100,8 @@ class NoGradient:
             in ten without a gradient, as the first of a branch that starts at zero, is no turn.
         moved: Measurements at which a tensor without gradient has moved if the loop updates it by hand. 2: weights that
             are loaded once move once.
+        penalty_spread: Relative difference of two ratios of gradient to weight that are the same. 1e-5: norms in
+            float32 are rounded to 1e-6, and batches move the ratio of a gradient by far more.
         recovered: Steps with a gradient that withdraw a finding. 2: a single one may be an accident.
     """
 
@@ -95,6 +112,7 @@ class NoGradient:
     patience_factor: float = 5.0
     turn_frac: float = 0.9
     moved: int = 2
+    penalty_spread: float = 1e-5
     recovered: int = 2
 
     def detect(self, history: History) -> Iterator[Finding]:
@@ -102,10 +120,13 @@ class NoGradient:
         structure = structure_of(history)
         newest_L = history.param.newest("grad.l2")
         may_judge_L = judged_tensors(history, kind=self.kind)
-        # cheap: all have a gradient; a frozen tensor may keep one from before
-        if np.all(newest_L[structure.is_trainable_L] > 0) or not may_judge_L.any():
+        if not may_judge_L.any():
             return
-        l2_TL, reached_TL = history.param.window("grad.l2"), reached_steps(history)
+        penalized_L = are_penalized(history, spread=self.penalty_spread)
+        # cheap: all have a gradient; a frozen tensor may keep one from before
+        if np.all(newest_L[structure.is_trainable_L] > 0) and not penalized_L.any():
+            return
+        l2_TL, reached_TL = history.param.window("grad.l2"), reached_steps(history, penalized_L)
         # a step without any gradient says nothing if it was skipped, or if no gradient was read
         is_read_T = (history.scalar("skipped") != 1) & ~np.isnan(history.scalar("grad_norm.before_clip"))
         updated_T = reached_TL.any(axis=1) | is_read_T
@@ -127,15 +148,18 @@ class NoGradient:
         if steps < self.patience * (self.patience_factor if may_come else 1):
             return
         shapes_in_turn = {layer.shape for layer, is_so in zip(history.info.layers, in_turn_L, strict=True) if is_so}
-        for value, part_L in (("None", affected_L & missing_L), ("exactly zero", affected_L & ~missing_L)):
+        # a penalty gives a bias of zeros a gradient of zeros
+        present = PENALTY if penalized_L.any() else ZERO
+        for value, part_L in ((NONE, affected_L & missing_L), (present, affected_L & ~missing_L)):
             # zeros may have another cause that is reported elsewhere; None always means a missing path
-            is_open = value != "None" and (_is_blocked(history) or is_zero_from_start(history))
+            is_open = value != NONE and (_is_blocked(history) or is_zero_from_start(history))
             if not is_open:
                 yield from self._findings(history, part_L, steps, value=value, routed=shapes_in_turn)
 
     def recovery(self, history: History, finding: Finding) -> Recovery | None:
         """Return the first step with a gradient, or moved by hand, of a tensor that had none, once there are enough."""
-        return find_first_gradient(history, finding, least=self.recovered) or find_moves_by_hand(
+        penalized_L = are_penalized(history, spread=self.penalty_spread)
+        return find_first_gradient(history, finding, penalized_L, least=self.recovered) or find_moves_by_hand(
             history, finding, least=self.moved
         )
 
@@ -147,8 +171,8 @@ class NoGradient:
             is_routed = routed.issuperset(history.info.layers[i].shape for i in group) or all(
                 router_of(history, history.info.layers[i].name) is not None for i in group
             )
-            is_harmless = is_routed or (value != "None" and all(_is_cancelled(history, i) for i in group))
-            is_harmless_L[group] = is_harmless or (value != "None" and is_consequence(history, self.kind))
+            is_harmless = is_routed or (value != NONE and all(_is_cancelled(history, i) for i in group))
+            is_harmless_L[group] = is_harmless or (value != NONE and is_consequence(history, self.kind))
         parts = [
             (least, names, group)
             for least, part_L in ((Severity.WARNING, affected_L & ~is_harmless_L), (Severity.INFO, is_harmless_L))
@@ -159,10 +183,10 @@ class NoGradient:
             yield finding_of(
                 self,
                 history,
-                f"{subject(names)} gets no gradient: {value} at every step",
+                f"{subject(names)} gets no gradient{value} at every step",
                 Quantity(key="no_gradient.steps", label="steps without gradient", value=float(steps), unit="steps"),
                 Quantity(key="tensors", value=float(len(group))),
-                Quantity(key="grad.is_none", label="gradient is None", value=float(value == "None")),
+                Quantity(key="grad.is_none", label="gradient is None", value=float(value == NONE)),
                 layers=names,
                 severity=severity,
                 onset=int(history.steps("loss")[0]),
@@ -173,7 +197,9 @@ class NoGradient:
         """Yield histories that fire, that stay quiet, and near misses."""
         cut = Synthetic(steps=40).no_gradient((0, 1))
         yield Example("two layers are cut from the graph", cut.history(), cut.names((0, 1)))
-        yield Example("one layer's gradient is exactly zero", *_make_zero(steps=40))
+        yield Example("one layer's gradient is exactly zero", *make_zero(steps=40))
+        yield Example("two layers get the gradient of a penalty only", *make_penalized())
+        yield Example("gradients that differ by a thousandth from that of a penalty", make_penalized(noise=1e-3)[0])
         yield Example("nothing reaches the model", Synthetic(steps=40).no_gradient(None, zero=True).history(), (None,))
         yield Example("a healthy run", Synthetic(steps=40).history())
         branch = Synthetic(steps=40)
@@ -188,11 +214,11 @@ class NoGradient:
         named = (replace(layer, name="router" if i == 3 else layer.name) for i, layer in enumerate(masked.info.layers))
         masked.info = replace(masked.info, layers=tuple(named))
         yield Example("a router is cut off, and the experts behind it are masked", masked.history(), ("router",))
-        yield Example("a shift that cancels out, next to a weight with weight norm: for information", *_make_shift())
+        yield Example("a shift that cancels out, next to a weight with weight norm: for information", *make_shift())
         frozen = Synthetic(steps=40).no_gradient(3)
         layers = tuple(replace(layer, trainable=i != 3) for i, layer in enumerate(frozen.info.layers))
         frozen.info = replace(frozen.info, layers=layers)
-        yield Example("all adapters of a frozen model get none", *_make_adapted())
+        yield Example("all adapters of a frozen model get none", *make_adapted())
         yield Example("a layer is frozen on purpose", frozen.history())
         hollow = Synthetic(steps=40).no_gradient(3)
         layers = tuple(
@@ -200,8 +226,8 @@ class NoGradient:
         )
         hollow.info = replace(hollow.info, layers=layers)
         yield Example("a parameter without elements", hollow.history())
-        yield Example("a second model is trained after the first", _make_second(starts=30))
-        severed = _make_second(starts=20, is_cut=True)
+        yield Example("a second model is trained after the first", make_second(starts=30))
+        severed = make_second(starts=20, is_cut=True)
         yield Example("a layer of the second model is cut off", severed, ("layers.11.weight",))
         kept = Synthetic(steps=40).no_gradient(3, zero=True)
         layers = tuple(replace(layer, trainable=i > 1) for i, layer in enumerate(kept.info.layers))
@@ -210,66 +236,13 @@ class NoGradient:
         skipped = Synthetic(steps=40).no_gradient(None)
         skipped.skipped_T[:] = 1
         yield Example("every step so far was skipped", skipped.history())
-        yield Example("a target network: a copy that no optimizer holds", _make_unowned(copied=True))
-        yield Example("an average of the weights, which moves without an optimizer", _make_unowned(moves=True))
-        yield Example("a policy that the loop moves by hand", _make_moved())
-        yield Example("a layer whose weights are loaded once", _make_moved(once=True), ("layers.4.weight",))
-        yield Example("a layer that no module uses and no optimizer holds", _make_unowned(), ("layers.4.weight",))
+        yield Example("a target network: a copy that no optimizer holds", make_unowned(copied=True))
+        yield Example("an average of the weights, which moves without an optimizer", make_unowned(moves=True))
+        yield Example("a policy that the loop moves by hand", make_moved())
+        yield Example("a layer whose weights are loaded once", make_moved(once=True), ("layers.4.weight",))
+        yield Example("a layer that no module uses and no optimizer holds", make_unowned(), ("layers.4.weight",))
         blocked = Synthetic(steps=40, activations=3).no_gradient((0, 1), zero=True).dead_relu(0, fraction=1, onset=0)
         yield Example("zeros behind a dead ReLU are reported as dead-relu", blocked.history())
-
-
-def _make_adapted() -> tuple[History, tuple[str, ...]]:
-    """Return a run whose first layers are frozen, and whose last two get no gradient."""
-    made = Synthetic(steps=40).no_gradient(None, zero=True)
-    last = len(made.info.layers) - 2
-    layers = tuple(replace(layer, trainable=i >= last) for i, layer in enumerate(made.info.layers))
-    made.info = replace(made.info, layers=layers)
-    return made.history(), ("layers",)
-
-
-def _make_second(*, starts: int, is_cut: bool = False) -> History:
-    """Return a run whose last two layers have an optimizer of their own, which begins to step late."""
-    made = Synthetic(steps=80)
-    made.rates.append(1.0)
-    layers = tuple(replace(layer, group=int(i >= 10)) for i, layer in enumerate(made.info.layers))
-    made.info = replace(made.info, layers=layers)
-    made.grad_l2_TL[:starts, 10:] = np.nan
-    if is_cut:
-        made.no_gradient(11)
-    rate_T1 = np.where(made.t_T < starts, np.nan, 1e-3)[:, None]
-    return with_statistic(made.history(), "lr.1", rate_T1, missing=True)
-
-
-def _make_zero(*, steps: int) -> tuple[History, tuple[str, ...]]:
-    made = Synthetic(steps=steps).no_gradient(4, zero=True)
-    return made.history(), made.names(4)
-
-
-def _make_shift() -> tuple[History, tuple[str, ...]]:
-    made = Synthetic(steps=40).no_gradient(4, zero=True)
-    homes = {3: ("critic.parametrizations.weight", "original"), 4: ("critic", "bias")}
-    layers = list(made.info.layers)
-    for i, (module, name) in homes.items():
-        layers[i] = replace(layers[i], name=f"{module}.{name}", module=module, shape=(64, 64) if i == 3 else (64,))
-    made.info = replace(made.info, layers=tuple(layers))
-    return made.history(), ("critic.bias",)
-
-
-def _make_unowned(*, copied: bool = False, moves: bool = False) -> History:
-    """Return a run with a layer that no optimizer holds; all other layers start with the same norm."""
-    made = Synthetic(steps=60).no_gradient(4)
-    layers = tuple(replace(layer, group=None if i == 4 else 0) for i, layer in enumerate(made.info.layers))
-    made.info = replace(made.info, layers=layers)
-    made.weight_l2_TL[:, 4] = (1.0 if copied else 0.9) * made.weight_l2_TL[0, 3] * (1 + 1e-4 * moves * made.t_T)
-    return made.history()
-
-
-def _make_moved(*, once: bool = False) -> History:
-    """Return a run of 60 steps with a layer that has no gradient, and that moves at every step, or once."""
-    made = Synthetic(steps=60).no_gradient(4)
-    made.weight_l2_TL[:, 4] = np.where(made.t_T < 15, 1, 2) if once else 1 + 1e-4 * made.t_T
-    return made.history()
 
 
 def _is_reported_dead(history: History) -> NDArray[np.bool_]:

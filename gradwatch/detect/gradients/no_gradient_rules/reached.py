@@ -13,11 +13,17 @@ from gradwatch.history.store import WINDOW, History
 from gradwatch.records import Finding
 
 
-def reached_steps(history: History) -> NDArray[np.bool_]:
-    """Return which tensors had a gradient other than zero at each step of the window, of shape (T, L)."""
+def reached_steps(history: History, penalized_L: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which tensors had a gradient other than zero at each step of the window, of shape (T, L).
+
+    Args:
+        history: History of the run.
+        penalized_L: Tensors whose gradient does not count, as from `are_penalized`.
+    """
     l2_TL = history.param.window("grad.l2")
     # a norm that is nan because of NaN elements is a gradient that arrives
-    return np.asarray(~((l2_TL == 0) | (np.isnan(l2_TL) & ~(history.param.window("grad.nonfinite") > 0))))
+    is_missing_TL = (l2_TL == 0) | (np.isnan(l2_TL) & ~(history.param.window("grad.nonfinite") > 0))
+    return np.asarray(~is_missing_TL & ~penalized_L)
 
 
 def judged_tensors(history: History, *, kind: str) -> NDArray[np.bool_]:
@@ -48,16 +54,19 @@ def awaits_optimizer(history: History, *, least: int) -> NDArray[np.bool_]:
     return np.array([steps.get(layer.group, least) < least for layer in history.info.layers], np.bool_)
 
 
-def find_first_gradient(history: History, finding: Finding, *, least: int) -> Recovery | None:
+def find_first_gradient(
+    history: History, finding: Finding, penalized_L: NDArray[np.bool_], *, least: int
+) -> Recovery | None:
     """Return the first step with a gradient after a finding, once one of its tensors has had enough of them.
 
     Args:
         history: History of the run.
         finding: Finding about missing gradients.
+        penalized_L: As for `reached_steps`.
         least: Minimum number of steps with a gradient in a tensor.
     """
     tensors, is_later_T = tensors_of(history, finding), history.param.steps() > finding.step
-    reached_TL = reached_steps(history)[is_later_T][:, tensors]
+    reached_TL = reached_steps(history, penalized_L)[is_later_T][:, tensors]
     is_back_L = np.count_nonzero(reached_TL, axis=0) >= least
     if not is_back_L.any():
         return None
