@@ -32,6 +32,9 @@ MAX_MEASURED_USES = 24
 MIN_GROWTH_DECADES = 2.0
 """Minimum growth or decay from the last use to the first, in powers of ten, to record an event."""
 
+MIN_EXPLAINED_FRAC = 0.75
+"""Minimum fraction of the variance of the logarithms of the norms that a line over the uses explains, 0..1."""
+
 SMALLEST = 1.4e-45
 """Smallest positive number of float32."""
 
@@ -159,7 +162,8 @@ def growth_of(norms_U: np.ndarray[Any, Any]) -> float:
 
     A loss at each position of a sequence adds a term at each use. So a gradient that each use passes on unchanged still
     grows with the number of uses: over the earlier half, by at most a factor of 2. The growth is computed from that
-    half. A single step does not count as growth, since losses may begin there: sequences end, and padding follows.
+    half. A single step does not count as growth, since losses may begin there: sequences end, and padding follows. Nor
+    do norms that jump up and down: the stages of a solver of differential equations differ in weight.
 
     Args:
         norms_U: Norms at evenly spread uses, in the order of the forward pass, of shape (U,).
@@ -169,12 +173,21 @@ def growth_of(norms_U: np.ndarray[Any, Any]) -> float:
     if not few or not np.isfinite(norms_U).all() or not norms_U[-1] > 0:
         return 0.0
     log_U = np.log10(np.maximum(norms_U, SMALLEST))
+    if not _is_line(log_U[: middle + 1]):
+        return 0.0
     whole = float(np.median(log_U[:few]) - np.median(log_U[middle : middle + few]))
     steady = -middle * float(np.median(np.diff(log_U[: middle + 1])))
     rise = min(whole, steady, key=abs) if whole * steady > 0 else 0.0
     beyond = rise - float(np.log10(2)) if rise > 0 else rise  # added terms only make a gradient grow
     # the half is extrapolated to all uses; a rise below the factor of 2 counts as none
     return beyond * (len(norms_U) - 1) / middle if beyond * rise > 0 else 0.0
+
+
+def _is_line(values_U: np.ndarray[Any, Any]) -> bool:
+    """Return whether values that are not all the same lie near a line."""
+    rest_U, place_U = values_U - values_U.mean(), np.arange(len(values_U)) - (len(values_U) - 1) / 2
+    explained = (rest_U @ place_U) ** 2 / (place_U @ place_U)
+    return bool(explained > MIN_EXPLAINED_FRAC * (rest_U @ rest_U))
 
 
 def _num_dims(leaf: Node) -> int:

@@ -211,3 +211,10 @@ def test_what_a_device_sends_later_is_reported_later(monkeypatch):
 @pytest.mark.parametrize("norms", [np.zeros(1), np.array([1.0, 0.0] * 12), np.full(24, np.nan), np.full(24, np.inf)])
 def test_what_was_not_read_whole_has_no_growth(norms):
     assert growth_of(norms) == 0.0
+
+
+def test_stages_of_a_solver_whose_weights_differ_are_no_growth():
+    orders = (-2.5, -1.8, -2.3, -9.7, -1.6, -8.9, -1.0, -1.5, -0.6, -1.3, -0.4, -0.9)
+    late = (-5.6, -0.2, -4.5, 0.3, -0.3, 0.5, -0.2, 0.4, -0.2, -4.0, 0.1, -3.4)
+
+    assert growth_of(10.0 ** np.array(orders + late)) == 0.0
