@@ -5,7 +5,8 @@ gradient norm of the median weight matrix over the norm of that bias.
 
 Wrong if the bias is not part of the loss. A loss of derivatives with respect to the inputs (a physics-informed network)
 does not depend on the bias. Nor does a loss that stays constant when all outputs shift by the same amount. So losses
-that compare outputs with each other are left out.
+that compare outputs with each other are left out. With several heads, each of which has a part of the loss, the signal
+is that of all their biases.
 """
 
 # T = steps of a window, L = parameter tensors, O = matrices that an optimizer holds
@@ -21,7 +22,7 @@ from gradwatch.detect.features.robust_stats import log10, median
 from gradwatch.detect.features.scope import module_of
 from gradwatch.detect.features.structure import structure_of
 from gradwatch.detect.gradients.exploding_gradient_rules.climb import BLOCK_STEPS, NORM
-from gradwatch.events import DERIVATIVE, OUTPUT_PAIRS
+from gradwatch.events import DERIVATIVE, HEADS, OUTPUT_PAIRS
 from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
 
@@ -35,12 +36,11 @@ def find_backward_gain(history: History, *, kind: str, decades: float, cancelled
         decades: Minimum gain at each of the newest steps, in powers of ten.
         cancelled: Gradient of the output bias, over the gradient of its weight, below which it is rounding error.
     """
-    structure = structure_of(history)
-    optimized_O, output_bias = structure.matrices.optimized_O, structure.chain.output_bias
-    if output_bias is None or len(optimized_O) < 2:
+    optimized_O, biases = structure_of(history).matrices.optimized_O, _output_biases(history)
+    if not biases or len(optimized_O) < 2:
         return None
     l2_L = history.param.newest("grad.l2")
-    inflow = float(l2_L[output_bias])
+    inflow = float(np.linalg.norm(l2_L[biases]))
     if (
         not inflow * 10**decades < np.fmax.reduce(l2_L[optimized_O])
         or len(history.run.steps(BLOCK_STEPS)) < BLOCK_STEPS
@@ -51,10 +51,10 @@ def find_backward_gain(history: History, *, kind: str, decades: float, cancelled
         return None
     # at the first step as well: later, collapsed outputs leave the weight with no more than rounding either
     starts = (l2_L, first_measured(history, "grad.l2"))
-    if any(l2[output_bias] < cancelled * l2[optimized_O[-1]] for l2 in starts):
+    if any(np.linalg.norm(l2[biases]) < cancelled * l2[optimized_O[-1]] for l2 in starts):
         return None
     l2_TL = history.param.window("grad.l2", BLOCK_STEPS)
-    gain_T = log10(median(l2_TL[:, optimized_O].T)) - log10(l2_TL[:, output_bias])
+    gain_T = log10(median(l2_TL[:, optimized_O].T)) - log10(np.linalg.norm(l2_TL[:, biases], axis=1))
     gain = float(gain_T.min())  # nan if a step has no gradient, which is not enough
     if not gain >= decades:
         return None
@@ -70,3 +70,15 @@ def find_backward_gain(history: History, *, kind: str, decades: float, cancelled
         layer=layer,
         severity=Severity.WARNING,
     )
+
+
+def _output_biases(history: History) -> list[int]:
+    """Return the biases of the output layer or of all heads; none if one of them has no bias."""
+    heads = next(events_of(history, HEADS), None)
+    if heads is None:
+        output_bias = structure_of(history).chain.output_bias
+        return [] if output_bias is None else [output_bias]
+    layers = history.info.layers
+    modules = {layer.module for layer in layers if layer.name in heads.values}
+    biases = {layer.module: i for i, layer in enumerate(layers) if len(layer.shape) == 1 and layer.module in modules}
+    return list(biases.values()) if len(biases) == len(modules) else []

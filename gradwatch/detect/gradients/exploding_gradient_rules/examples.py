@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from gradwatch.events import EventKind
+from gradwatch.events import HEADS, EventKind
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 
@@ -21,8 +21,13 @@ def make_falling_loss(*, power: float, norm: float = 1.5, held: int = 1000, grow
     return made.history()
 
 
-def make_gain(decades: float, *, event: EventKind | None = None) -> tuple[History, tuple[str, ...]]:
-    """Return a run in which the gradient of the output bias, the last tensor, is `decades` below the others."""
+def make_gain(
+    decades: float, *, event: EventKind | None = None, other_head: bool = False
+) -> tuple[History, tuple[str, ...]]:
+    """Return a run in which the gradient of the output bias, the last tensor, is `decades` below the others.
+
+    Another head, the layer before it, may have a bias of its own, with a usual gradient.
+    """
     made = Synthetic(steps=30)
     bias = replace(made.info.layers[-1], name="layers.10.bias", module="layers.10", shape=(64,))
     made.info = replace(made.info, layers=(*made.info.layers[:-1], bias))
@@ -30,6 +35,10 @@ def make_gain(decades: float, *, event: EventKind | None = None) -> tuple[Histor
     made.grad_l2_TL[:, 4] *= 10
     if event is not None:
         made.add_event(event)
+    if other_head:
+        weight = replace(made.info.layers[8], name="layers.9.bias", module="layers.9", shape=(64,))
+        made.info = replace(made.info, layers=(*made.info.layers[:8], weight, *made.info.layers[9:]))
+        made.add_event(HEADS, values={"layers.9.weight": 9, "layers.10.weight": 10})
     return made.history(), made.names(4)
 
 
