@@ -22,7 +22,7 @@ from gradwatch.detect.gradients.oscillating_gradient_rules.examples import (
 from gradwatch.detect.gradients.oscillating_gradient_rules.one_sided_batches import find_one_sided_batches
 from gradwatch.detect.gradients.oscillating_gradient_rules.waves import WAVE_WINDOWS_STEPS, WaveBounds, find_waves
 from gradwatch.detect.gradients.oscillating_gradient_rules.window import FIRST_LOSS_STEPS, WINDOW_STEPS, max_first_loss
-from gradwatch.events import CHOSEN_OUTPUTS, CLASSES
+from gradwatch.events import CHOSEN_OUTPUTS, CLASSES, POLICY
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding
@@ -58,6 +58,7 @@ class OscillatingGradient:
     gap of 2 orders of magnitude, tasks are recognized if they have layers of their own. A loss whose swings grow from
     window to window follows targets that move, as values in Q-learning do, and is left out. So are waves of a
     regression of chosen outputs, such as the values of actions: each copy of the target network raises that loss again.
+    So are those of a policy gradient, whose loss has the size of the advantages of its batch.
 
     Source: LeCun et al. 1998, "Efficient BackProp", sec. 4.2 (shuffling) and 4.5 (a learning rate beyond 2 / curvature
     overshoots); Cohen et al. 2021, https://arxiv.org/abs/2103.00065, sec. 2.
@@ -213,6 +214,8 @@ class OscillatingGradient:
         )
         copies = make_bouncing(period=24).add_event(CHOSEN_OUTPUTS)
         yield Example("values of actions follow a target network that is copied every 24 steps", copies.history())
+        pieces = make_bouncing(period=24).add_event(POLICY).policy_gradient(divergence=0.02, clipped=0.1)
+        yield Example("a policy gradient whose batches are pieces of episodes", pieces.history())
         yield Example("norms alternate, but the loss falls", Synthetic(steps=140).oscillating().history())
         yield Example(
             "batches of one class each, of which some is learned", make_sorted_classes(gradient=0.85, loss=1.1), (None,)

@@ -9,11 +9,11 @@ import math
 import numpy as np
 
 from gradwatch.detect.features.baseline import baseline_loss, first_loss, first_steps, newest_loss
-from gradwatch.detect.features.events import events_of
+from gradwatch.detect.features.events import events_of, is_policy_gradient
 from gradwatch.detect.features.finding import Sign
 from gradwatch.detect.features.robust_stats import median, slope, trend
 from gradwatch.detect.features.structure import structure_of
-from gradwatch.events import ADVERSARY, CHOSEN_OUTPUTS, EMBEDDING_PRODUCT, POLICY, WEIGHTS_TRAINED
+from gradwatch.events import ADVERSARY, CHOSEN_OUTPUTS, EMBEDDING_PRODUCT, WEIGHTS_TRAINED
 from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
 
@@ -49,7 +49,7 @@ def make_sign(history: History, why: str, *, travel: float, since: int | None = 
     """
     text = f"the loss is {newest_loss(history, WINDOW_STEPS):.4g} after {history.step} steps; {why}"
     moves = any(event for kind in (ADVERSARY, CHOSEN_OUTPUTS) for event in events_of(history, kind))
-    is_game = "+" in history.info.optimizer or moves or _is_policy(history)
+    is_game = "+" in history.info.optimizer or moves or is_policy_gradient(history)
     moved = _travel(history)
     is_slow = moved < travel  # False for nan: not measured
     if is_slow:
@@ -60,15 +60,6 @@ def make_sign(history: History, why: str, *, travel: float, since: int | None = 
         text += "; the model was trained before"
     is_known = is_game or is_slow or was_trained
     return Sign(text, loss_evidence(history), since, severity=Severity.INFO if is_known else None)
-
-
-def _is_policy(history: History) -> bool:
-    """Return whether the loss is a policy gradient: its advantages measure no success, and are mended as it learns.
-
-    The graph of a classification with a weight for each sample looks the same, but has no weights of both signs, and
-    without these no entropy is read.
-    """
-    return any(events_of(history, POLICY)) and not np.isnan(history["policy.entropy"]).all()
 
 
 def _travel(history: History) -> float:

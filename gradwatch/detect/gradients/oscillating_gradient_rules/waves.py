@@ -5,7 +5,8 @@ alternates, so the correlation is near -1. Badly ordered data swing slowly, so t
 
 Wrong for alternating tasks with different losses, which `is_alternating` recognizes by their separate layers. Also
 wrong for targets that move: the swings of values grow, and a regression of chosen outputs is Q-learning, whose loss
-returns with each copy of the target network. Both are left out.
+returns with each copy of the target network. The loss of a policy gradient has the sign and the size of the advantages
+of its batch, which may be a piece of one episode. All are left out.
 """
 
 # T = steps of a window
@@ -17,7 +18,7 @@ from typing import final
 
 import numpy as np
 
-from gradwatch.detect.features.events import events_of
+from gradwatch.detect.features.events import events_of, is_policy_gradient
 from gradwatch.detect.features.finding import Sign
 from gradwatch.detect.features.robust_stats import Floats, log10
 from gradwatch.detect.gradients.oscillating_gradient_rules.window import (
@@ -70,7 +71,7 @@ def find_waves(history: History, bounds: WaveBounds, *, length: int) -> Sign | N
         return None
     if _is_growing(history, bounds, high=high) or is_alternating(history, task_frac=bounds.task_frac):
         return None
-    if any(events_of(history, CHOSEN_OUTPUTS)):
+    if any(events_of(history, CHOSEN_OUTPUTS)) or is_policy_gradient(history):
         return None
     return Sign(
         f"the gradient norm swings by a factor of {10**spread:.3g}, and the loss returns to its start",
