@@ -8,10 +8,21 @@ import pkgutil
 from scripts.fault_zoo import protocol
 from scripts.fault_zoo.protocol import Case
 
-SETS = ("dev", "opened", "published", "reports", "practice", "forums", "mailing", "trackers", "questions", "threads")
+SETS = (
+    "dev",
+    "opened",
+    "published",
+    "reports",
+    "practice",
+    "forums",
+    "mailing",
+    "trackers",
+    "questions",
+    "threads",
+    "fixes",
+)
 """`dev` was open while gradwatch was written, `opened` judged an earlier version first, `published` holds reported
-bugs, and so do `reports`, `practice`, `forums`, `mailing`, `trackers`, `questions` and `threads`, by people who had
-not read gradwatch.
+bugs, and so do the sets after it, by people who had not read gradwatch.
 """
 
 

@@ -41,6 +41,7 @@ def run_zoo(*options):
         ("trackers", 24, 24),
         ("questions", 24, 24),
         ("threads", 24, 24),
+        ("fixes", 24, 24),
     ],
 )
 def test_a_set_has_its_cases(name, faulty, healthy):
@@ -81,7 +82,7 @@ def test_a_faulty_and_a_healthy_script_give_their_rows(tmp_path, monkeypatch, ca
         (
             ("--set", "devv"),
             "error: --set: got 'devv', expected one of dev, opened, published, reports, practice, forums, mailing, "
-            "trackers, questions, threads; ",
+            "trackers, questions, threads, fixes; ",
         ),
         (("--only", "no-such-case"), "error: --only: no case of dev matches no-such-case\n"),
         (("--monitor", "no.module:attach"), "error: --monitor: 'no.module:attach' cannot be imported: "),
