@@ -391,9 +391,9 @@ MODE_FROZEN = EventKind(
 )
 MODE_VALIDATION = EventKind(
     name="mode-validation",
-    meaning="A validation loss was measured in training mode.",
+    meaning="The model was evaluated in training mode.",
     values={"calls in training mode": "forward calls", "calls in evaluation mode": "forward calls"},
-    text="the validation loss was measured in training mode",
+    text="the model was evaluated in training mode",
 )
 DRAWS_ENDED = EventKind(
     name="mode-draws-ended",

@@ -279,12 +279,13 @@ class Monitor:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         record_failure(self.pipeline, error)
-        is_interrupt = isinstance(error, KeyboardInterrupt)
-        self.close("finished" if error is None else "interrupted" if is_interrupt else "failed")
+        self.close("finished" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
 
     @best_effort("the recording", is_final=True)
     def _flush(self) -> None:
         self._rows.drain(wait=True)
+        for event in self.facts.finish() if self.facts else ():
+            self.pipeline.add_event(event)
         self.pipeline.finish()
 
     @best_effort("the diagnosis", is_final=True)

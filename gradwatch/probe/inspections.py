@@ -213,6 +213,10 @@ class Inspections:
         except Exception:  # an unknown kind of graph: `read` meets it too, and reports it
             self.forget_loss()
 
+    def finish(self) -> list[Event]:
+        """Return the new events after the last step."""
+        return self._attempts.run(MODES, self._modes.finish, step=max(0, self._step - 1)) or []
+
     def close(self) -> None:
         """Remove all hooks."""
         self.forget_loss()

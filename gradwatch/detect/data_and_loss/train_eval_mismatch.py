@@ -16,6 +16,7 @@ from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import finding_of
 from gradwatch.detect.features.robust_stats import median
 from gradwatch.events import (
+    ADVERSARY,
     DRAWS_ENDED,
     FUNCTION_ACTIVE,
     INPUTS_DIFFER,
@@ -72,7 +73,9 @@ class TrainEvalMismatch:
     weights around it. This is info if it was so from the start and the running statistics were measured before, other
     than for the dropout of a whole model; and if only normalizations are, in a module in training mode or with a frozen
     scale. But dropout gives a warning once validation is `worse`. (2) The forward calls of a validation loss are in
-    training mode, other than of dropout alone. (3) Functions drop in evaluation mode at the second validation:
+    training mode, other than of dropout alone; or so are several calls without gradients between two steps, or after
+    the last, when there were none at earlier steps. Without a validation loss, a generator and its critic are left out
+    (info). (3) Functions drop in evaluation mode at the second validation:
     `F.dropout(x)` does unless it gets `training=self.training`. This is info if the same inputs are evaluated again.
     (4) A batch normalization has a momentum of 0 or nearly 1. (5) The mean or deviation of all validation inputs
     differs by `shift` or `spread` from the first training step, and validation is `worse`. (6) Running
@@ -102,6 +105,7 @@ class TrainEvalMismatch:
 
     code: ClassVar[str] = "GW503"
     kind: ClassVar[str] = "train-eval-mismatch"
+    runs_at_end: ClassVar[bool] = True
     every: int = 5
     shift: float = 1.0
     spread: float = 4.0
@@ -129,7 +133,10 @@ class TrainEvalMismatch:
         for event in events_of(history, MODE_FROZEN):
             yield self._finding(history, event, Severity.INFO, f"{event.text}: fine if frozen on purpose")
         for event in events_of(history, MODE_VALIDATION):
-            yield self._finding(history, event, Severity.WARNING, event.text)
+            # a generator may show its samples in training mode
+            is_game = "+" in history.info.optimizer or any(events_of(history, ADVERSARY))
+            severity = Severity.INFO if is_game and math.isnan(ratio) else Severity.WARNING
+            yield self._finding(history, event, severity, event.text)
         for event in (*events_of(history, NORM_STUCK), *events_of(history, NORM_HASTY)):
             yield self._finding(history, event, Severity.WARNING, f"{event.text} (in {event.layer})")
         for event in events_of(history, INPUTS_DIFFER):
@@ -184,6 +191,9 @@ class TrainEvalMismatch:
             MODE_VALIDATION, step=40, text="measured in training mode", values={"calls": 1.0}
         )
         yield Example("validation in training mode", noisy.history(), (None,))
+        shown = Synthetic(steps=60).add_event(ADVERSARY)
+        shown.add_event(MODE_VALIDATION, step=40, text="evaluated in training mode", values={"calls": 8.0})
+        yield Example("a generator shows samples in training mode: for information", shown.history(), (None,))
         stuck = Synthetic(steps=40).add_event(NORM_STUCK, layer="layers.2", text="momentum 0", values={"momentum": 0.0})
         yield Example("statistics that never move", stuck.history(), ("layers.2",))
         yield Example("statistics that lag behind", _distant(spread=3.0, gap=5.0), ("layers.2",))

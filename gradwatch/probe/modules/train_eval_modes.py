@@ -28,6 +28,13 @@ MIN_UPDATES = 3
 BASELINE_ROWS = 16
 """Number of rows without validation that give the baseline of forward calls."""
 
+MIN_EVALUATION_CALLS = 3
+"""Minimum number of forward calls without gradients between two steps that are an evaluation, if no earlier step made
+one: a generator may show one sample now and then."""
+
+MIN_USUAL_ROWS = 8
+"""Minimum number of rows without such calls before them."""
+
 RATES = ("dropout", "dropout_p", "drop_prob")
 """Attributes with a drop probability in modules that call a function: attention, recurrent layers, timm."""
 
@@ -113,7 +120,7 @@ class TrainEvalModes:
             return True
         self._see_update()
         # a module in evaluation mode may reach MIN_UPDATES at this step
-        if not self._is_quiet or self._off:
+        if not self._is_quiet or self._off or self._has_evaluated():
             return False
         self._start_row(is_usual=True)
         return True
@@ -130,15 +137,29 @@ class TrainEvalModes:
         self._see_update()
         if not is_validated and self.skip_step():
             return []
+        has_evaluated = is_validated or self._has_evaluated()
         found = [*self._norms.find_odd_momenta(), *self._find_training()]
-        found += self._find_validation() if is_validated else ()
-        news = [observation for observation in found if observation.place not in self._known]
-        self._known.update(observation.place for observation in news)
+        found += self._find_validation() if has_evaluated else ()
+        news = self._news(found)
         # after the filter: a distance is recorded at each validation, not once
         news += self._norms.compare(is_validated=is_validated)
-        self._is_quiet = not is_validated  # else the next step is compared with it
-        self._start_row(is_usual=not is_validated)
+        self._is_quiet = not has_evaluated  # else the next step is compared with it
+        self._start_row(is_usual=not has_evaluated)
         return [observation.at(step) for observation in news]
+
+    def finish(self, *, step: int) -> list[Event]:
+        """Return the event of an evaluation after the last step, if it is new."""
+        found = self._find_validation() if self._has_evaluated() else ()
+        return [observation.at(step) for observation in self._news(found)]
+
+    def _news(self, found: Iterable[Observation]) -> list[Observation]:
+        news = [observation for observation in found if observation.place not in self._known]
+        self._known.update(observation.place for observation in news)
+        return news
+
+    def _has_evaluated(self) -> bool:
+        """Return whether the loop has evaluated the model in training mode, as it did not at earlier steps."""
+        return any(calls.are_evaluation for calls in self._calls)
 
     def before_update(self, moded: Sequence[ModedModule], *_: Any) -> None:
         """Record which of some modules are in evaluation mode, just before an update."""
@@ -187,7 +208,7 @@ class TrainEvalModes:
         return kind.observe(layer, values=values, modules=" and ".join(filter(None, counts)), owner=owner)
 
     def _find_validation(self) -> Iterator[Observation]:
-        """Yield an observation if validation ran in training mode: no forward call was in evaluation mode."""
+        """Yield an observation if an evaluation ran in training mode: no forward call was in evaluation mode."""
         # a method of the model may be called without the hooks: calls must be seen, not only missing
         if any(calls.evaluation for calls in self._calls):
             return
@@ -237,6 +258,13 @@ class CallCounter:
         if is_usual:
             self._usual.append((self.training, self.without_gradients))
         self.training = self.without_gradients = self.evaluation = 0
+
+    @property
+    def are_evaluation(self) -> bool:
+        """Return whether there were several calls in training mode without gradients, and none at earlier steps."""
+        if self.without_gradients < MIN_EVALUATION_CALLS or len(self._usual) < MIN_USUAL_ROWS:
+            return False
+        return not any(without_gradients for _, without_gradients in self._usual)
 
     @property
     def are_more(self) -> bool:

@@ -152,6 +152,49 @@ def test_validation_in_training_mode_is_found(validate):
     assert found == [(10, "warning", None)]
 
 
+def evaluated(model, calls, *, at, steps=40, mode=lambda model: None):
+    """Train without a validation loss, and evaluate after some steps; return the steps and severities that are found.
+
+    The evaluation makes `calls` forward calls without gradients.
+    """
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    monitor = gradwatch.watch(model, optimizer, on_finding=None)
+    for step in range(steps):
+        model.train()
+        loss = F.cross_entropy(model(X[step : step + 32]), Y[step : step + 32])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        monitor.step(loss)
+        if step in at:
+            mode(model)
+            for _ in range(calls):
+                without_gradients(model)
+    monitor.close()
+    return [(f.onset, str(f.severity)) for f in monitor.findings() if f.kind == "train-eval-mismatch"]
+
+
+@pytest.mark.parametrize(("at", "onset"), [((19, 29), 20), ((39,), 39)])
+def test_an_evaluation_without_a_validation_loss_is_found_also_after_the_last_step(at, onset):
+    assert evaluated(net(), 8, at=at) == [(onset, "warning")]
+
+
+@pytest.mark.parametrize(
+    ("calls", "at", "mode"),
+    [
+        (8, (19, 29), nn.Module.eval),
+        (1, (19, 29), lambda model: None),  # one sample of a generator
+        (4, range(40), lambda model: None),  # targets from the model itself, at each step
+    ],
+)
+def test_other_passes_without_gradients_are_quiet(calls, at, mode):
+    assert evaluated(net(), calls, at=at, mode=mode) == []
+
+
+def test_a_model_with_one_mode_may_be_evaluated_in_training_mode():
+    assert evaluated(net(dropout=0.0, norm=False), 8, at=(19,)) == []
+
+
 def of_its_parts(model):
     with torch.no_grad():
         return F.cross_entropy(model.head(model.encoder(X)), Y)
