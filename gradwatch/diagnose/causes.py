@@ -612,15 +612,15 @@ CAUSES: tuple[Cause, ...] = (
         source="huggingface/trl#454, https://github.com/huggingface/trl/issues/454",
     ),
     Cause(
-        id="undivided-scores",
-        name="attention scores not divided by sqrt(d)",
+        id="large-scores",
+        name="attention scores too large",
         leads={"saturated-activation": 3},
         explains={"dead-layer": 2, "layer-imbalance": 2, "vanishing-gradient": 2, "loss-plateau": 1.5},
         requires=frozenset({Condition.SOFTMAX}),
         conditions={Condition.AT_START: 2, Condition.LARGE_INPUTS: 0.1},
         because=(
-            "A dot product over d dimensions has a standard deviation of sqrt(d), so the softmax picks one entry and "
-            "saturates."
+            "The softmax picks one entry and saturates. A dot product over d dimensions has a standard deviation of "
+            "sqrt(d) unless it is divided by that, and a larger one if queries and keys are larger than 1."
         ),
         confirm="Print the standard deviation of the scores before the softmax: it must be near 1.",
         remedies=("divide_scores",),

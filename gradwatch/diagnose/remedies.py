@@ -230,7 +230,8 @@ KNOWN: dict[str, Build] = {
     ),
     "nonlinear": _nonlinear,
     "divide_scores": _either(
-        "divide the scores before {where} by the square root of their dimension",
+        "divide the scores before {where} by the square root of their dimension; if they are divided, start with "
+        "smaller embeddings or weights",
         "scores = queries @ keys.transpose(-2, -1) / queries.shape[-1] ** 0.5",
     ),
     "fewer_passes": _either(

@@ -218,7 +218,7 @@ def test_a_sigmoid_at_both_ends_is_laid_to_its_inputs():
 def test_a_softmax_that_is_the_only_activation_has_no_range_that_targets_could_miss():
     history, finding = of_an_activation("Softmax", mean=0.05, std=0.19, place=2)
 
-    assert top(history, finding) == "undivided-scores"
+    assert top(history, finding) == "large-scores"
 
 
 def test_an_embedding_is_not_told_to_follow_the_rule_for_layers():

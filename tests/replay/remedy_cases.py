@@ -515,7 +515,7 @@ LOOPS = {
     ),
     "scores": Loop(
         kind="saturated-activation",
-        cause="undivided-scores",
+        cause="large-scores",
         remedy="divide_scores",
         model=Attention,
         batch=tokens,
