@@ -33,7 +33,7 @@ from gradwatch.config.ineffective import ineffective_settings
 from gradwatch.config.load import load_config
 from gradwatch.errors import ConfigError
 from scripts.fault_zoo import __main__ as fault_zoo
-from scripts.fault_zoo import mutants
+from scripts.fault_zoo import mutants, variants
 
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -172,6 +172,9 @@ def run_words(words):
             return 0
         case ["python", "-m", "scripts.fault_zoo.mutants", *rest]:
             mutants.parse(rest)
+            return 0
+        case ["python", "-m", "scripts.fault_zoo.variants", *rest]:
+            variants.parse(rest)
             return 0
         case ["pip", "install", *rest]:
             extras = re.findall(r"\[([\w,]+)\]", " ".join(rest))

@@ -73,15 +73,23 @@ def attach_to_mutant(model: Any, optimizer: Any, **options: Any) -> Monitor:
     return attach_gradwatch(model, optimizer, **options)
 
 
-def run(case: Case, monitor: str, mutation: str | None, file: Path) -> CaseRun:
-    """Run a script, or read what became of it from a file."""
+def run(case: Case, monitor: str, planted: str | None, file: Path, *, variable: str = VARIABLE) -> CaseRun:
+    """Run a script, or read what became of it from a file.
+
+    Args:
+        case: The script.
+        monitor: Factory of the monitor, `MODULE:FACTORY`, which plants what the environment names.
+        planted: Name of what is planted, or None.
+        file: File of the result.
+        variable: Environment variable that names it.
+    """
     if file.exists():
         values = json.loads(file.read_text())
         return CaseRun(**values | {"findings": [Finding(**finding) for finding in values["findings"]]})
-    if mutation:
-        os.environ[VARIABLE] = mutation
+    if planted:
+        os.environ[variable] = planted
     result = run_apart(Job(case.module, case.name, monitor), timeout_s=TIMEOUT_S)
-    os.environ.pop(VARIABLE, None)
+    os.environ.pop(variable, None)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(asdict(result)))
     return result
