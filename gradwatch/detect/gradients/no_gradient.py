@@ -178,6 +178,9 @@ class NoGradient:
             for least, part_L in ((Severity.WARNING, affected_L & ~is_harmless_L), (Severity.INFO, is_harmless_L))
             for names, group in joined_modules(history, part_L, kind=self.kind, severity=least)
         ]
+        # what a penalty hides may be None or zero
+        is_none = Quantity(key="grad.is_none", label="gradient is None", value=float(value == NONE))
+        evidence = () if value == PENALTY else (is_none,)
         for least, names, group in parts:
             severity = Severity.CRITICAL if least > Severity.INFO and is_everything(history, group) else least
             yield finding_of(
@@ -186,7 +189,7 @@ class NoGradient:
                 f"{subject(names)} gets no gradient{value} at every step",
                 Quantity(key="no_gradient.steps", label="steps without gradient", value=float(steps), unit="steps"),
                 Quantity(key="tensors", value=float(len(group))),
-                Quantity(key="grad.is_none", label="gradient is None", value=float(value == NONE)),
+                *evidence,
                 layers=names,
                 severity=severity,
                 onset=int(history.steps("loss")[0]),

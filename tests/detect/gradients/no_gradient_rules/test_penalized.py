@@ -27,3 +27,4 @@ def test_a_layer_that_only_a_penalty_reaches_is_named(optimizer_of, is_cut):
 
     named = [finding.layer for finding in monitor.findings() if finding.kind == "no-gradient"]
     assert named == ["encoder"] * is_cut
+    assert [diagnosis.cause_id for diagnosis in monitor.close()][:1] == ["detached-layer"] * is_cut
