@@ -68,8 +68,8 @@ class NoGradient:
 
     How it is detected: trainable tensors whose gradient was None, or exactly zero in every element, at each recorded
     step so far. A gradient that was there and then stays away is another symptom (dead-layer). A penalty that the loop
-    adds to its loss, such as `1e-4 * sum(p.square().sum() for p in model.parameters())`, is told by its gradient, which
-    is a fixed multiple of the tensor: two tensors or more have the same ratio at all measured steps.
+    adds to its loss, such as `1e-4 * sum(p.square().sum() for p in model.parameters())`, is known by its gradient,
+    which is a fixed multiple of the tensor: two tensors or more have the same ratio at all measured steps.
 
     Exceptions to the rules: a module that is not used on purpose (the pooler of a language model, a head for another
     task). Freeze it with `requires_grad_(False)` and it does not count. The wait is five times as long if a gradient
@@ -102,6 +102,8 @@ class NoGradient:
             are loaded once move once.
         penalty_spread: Relative difference of two ratios of gradient to weight that are the same. 1e-5: norms in
             float32 are rounded to 1e-6, and batches move the ratio of a gradient by far more.
+        penalty_moved: Relative change of the norm of a single tensor, for the same. 0.001: a ratio that stays the same
+            to 1e-5 meanwhile has no other reason.
         recovered: Steps with a gradient that withdraw a finding. 2: a single one may be an accident.
     """
 
@@ -113,6 +115,7 @@ class NoGradient:
     turn_frac: float = 0.9
     moved: int = 2
     penalty_spread: float = 1e-5
+    penalty_moved: float = 1e-3
     recovered: int = 2
 
     def detect(self, history: History) -> Iterator[Finding]:
@@ -122,7 +125,7 @@ class NoGradient:
         may_judge_L = judged_tensors(history, kind=self.kind)
         if not may_judge_L.any():
             return
-        penalized_L = are_penalized(history, spread=self.penalty_spread)
+        penalized_L = are_penalized(history, spread=self.penalty_spread, moved=self.penalty_moved)
         # cheap: all have a gradient; a frozen tensor may keep one from before
         if np.all(newest_L[structure.is_trainable_L] > 0) and not penalized_L.any():
             return
@@ -158,7 +161,7 @@ class NoGradient:
 
     def recovery(self, history: History, finding: Finding) -> Recovery | None:
         """Return the first step with a gradient, or moved by hand, of a tensor that had none, once there are enough."""
-        penalized_L = are_penalized(history, spread=self.penalty_spread)
+        penalized_L = are_penalized(history, spread=self.penalty_spread, moved=self.penalty_moved)
         return find_first_gradient(history, finding, penalized_L, least=self.recovered) or find_moves_by_hand(
             history, finding, least=self.moved
         )

@@ -15,16 +15,14 @@ from numpy.typing import NDArray
 from gradwatch.detect.features.robust_stats import Floats
 from gradwatch.history.store import History
 
-MOVED_SPREADS = 100
-"""Change of a weight's norm, in units of the spread, from which its ratio is constant for no other reason."""
 
-
-def are_penalized(history: History, *, spread: float) -> NDArray[np.bool_]:
+def are_penalized(history: History, *, spread: float, moved: float) -> NDArray[np.bool_]:
     """Return which tensors have one ratio of gradient to weight, and share it with another tensor or move: shape (L,).
 
     Args:
         history: History of the run.
         spread: Relative difference up to which two ratios are the same.
+        moved: Relative change of the norm of a tensor from which its constant ratio tells enough.
     """
     norm_TL = history.param.window("weight.l2")
     is_measured_T = ~np.isnan(norm_TL).all(axis=1)
@@ -35,7 +33,7 @@ def are_penalized(history: History, *, spread: float) -> NDArray[np.bool_]:
         ratio_TL = history.param.window("grad.l2")[is_measured_T] / norm_TL
         # nan, as of a tensor of zeros, equals nothing
         is_constant_L = np.logical_and.reduce(_are_equal(ratio_TL, ratio_TL[0], spread=spread))
-        moves_L = ~np.logical_and.reduce(_are_equal(norm_TL, norm_TL[0], spread=MOVED_SPREADS * spread))
+        moves_L = ~np.logical_and.reduce(_are_equal(norm_TL, norm_TL[0], spread=moved))
     constant = np.flatnonzero(is_constant_L)
     for i in constant:
         alike = _are_equal(ratio_TL[0, constant], ratio_TL[0, i], spread=spread)
