@@ -43,7 +43,7 @@ def module_lines(history: History) -> list[Line]:
 
     Returns:
         A line for each part; a single one of all modules if the model has one part. Each group holds one module, or
-        those of the same depth. Modules whose depth is not known, while that of others is, have a line of their own.
+        those of the same depth. Modules of unknown depth have a line of their own.
     """
     part_D, depth_D = _number_of_modules(history, TOWERS), _number_of_modules(history, DEPTHS)
     parts = (

@@ -46,13 +46,14 @@ class ExplodingGradient:
     the loss must be above its start. (2) Growth over depth: the size of a gradient element in each module, and by how
     many orders of magnitude a line through the logarithms rises towards the input. (3) The gain of the backward pass:
     the gradient norm of the median weight matrix over the norm of the output layer's bias, or of those of all heads,
-    which is what the loss sends in. It is left out if a loss may be made of derivatives by the inputs (a physics-
-    informed network), or compares outputs with each other (metric learning). (4) Growth over time: by how much the
-    gradient grows on its way back, if a forward pass uses one parameter on its own result repeatedly. (5) An unbounded
-    loss: it falls below zero faster and faster, and the weights grow too. Loss and norm are `unbounded` times as large
-    as in the first 8 steps. A loss with a least value flattens out. (6) Jumps: the larger of absolute loss and norm has
-    two levels from the start, `jump` powers of ten apart and almost nothing between them, and jumps up and down
-    `num_jumps` times or more, but not in turn: a division by almost 0. Steps at which both are exactly 0 are left out.
+    which is what the loss sends in. It is left out if a loss may be made of derivatives by the inputs (a
+    physics-informed network), or compares outputs with each other (metric learning). (4) Growth over time: by how much
+    the gradient grows on its way back, if a forward pass uses one parameter on its own result repeatedly. (5) An
+    unbounded loss: it falls below zero faster and faster, and the weights grow too. Loss and norm are `unbounded` times
+    as large as in the first 8 steps. A loss with a least value flattens out. (6) Jumps: the larger of absolute loss and
+    norm has two levels from the start, `jump` powers of ten apart and almost nothing between them, and jumps up and
+    down `num_jumps` times or more, but not in turn: a division by almost 0. Steps at which both are exactly 0 are left
+    out.
 
     Exceptions to the rules: norms that rise while the loss falls are the end of a plateau and do not count. A
     curriculum that gets harder raises both, but by less. A loss that is a value of a game (GAN, policy gradient) may

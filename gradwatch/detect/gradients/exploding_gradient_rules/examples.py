@@ -36,8 +36,8 @@ def make_gain(
     if event is not None:
         made.add_event(event)
     if other_head:
-        weight = replace(made.info.layers[8], name="layers.9.bias", module="layers.9", shape=(64,))
-        made.info = replace(made.info, layers=(*made.info.layers[:8], weight, *made.info.layers[9:]))
+        bias = replace(made.info.layers[8], name="layers.9.bias", module="layers.9", shape=(64,))
+        made.info = replace(made.info, layers=(*made.info.layers[:8], bias, *made.info.layers[9:]))
         made.add_event(HEADS, values={"layers.9.weight": 9, "layers.10.weight": 10})
     return made.history(), made.names(4)
 
