@@ -446,6 +446,7 @@ BATCH_ALIKE = EventKind(
         "held": "1 if it is the same memory",
         "integers": "1 if the inputs are whole numbers",
         "equal": "1 if all samples of these batches are the same",
+        "part": "1 if there are more data, or the loop keeps none",
     },
     text="the inspected batches consist of the same samples",
 )
@@ -460,11 +461,17 @@ TENSOR_HELD = EventKind(
     meaning="The loop passed the tensor of step 0 again.",
     text="the loop passes the same tensor again",
 )
-WHOLE_BATCH = EventKind(
-    name="batch-whole",
-    meaning="The batch that came again is all the data of a DataLoader.",
+PART_BATCH = EventKind(
+    name="batch-part",
+    meaning="There are more data than the batch that came again.",
     values={"samples": "samples"},
-    text="all {samples} samples of a DataLoader are in one batch",
+    text="the batch of {samples} samples is a part of the data: {why}",
+)
+REMADE_BATCH = EventKind(
+    name="batch-remade",
+    meaning="The batch that came again is made at each step, and the loop keeps nothing that it could be made of.",
+    values={"samples": "samples"},
+    text="the batch of {samples} samples is made again at each step, and the loop keeps nothing of that length",
 )
 UNPAIRED = EventKind(
     name="outputs-unpaired",

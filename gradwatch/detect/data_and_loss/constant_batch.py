@@ -14,14 +14,21 @@ from gradwatch.detect.data_and_loss.constant_batch_rules.alike_samples import (
     find_equal_labels,
     find_equal_samples,
 )
-from gradwatch.detect.data_and_loss.constant_batch_rules.batch_size import LBFGS
+from gradwatch.detect.data_and_loss.constant_batch_rules.batch_origin import LBFGS
 from gradwatch.detect.data_and_loss.constant_batch_rules.examples import make_alike, make_batches
 from gradwatch.detect.data_and_loss.constant_batch_rules.repeated_batch import find_repeated_batch
 from gradwatch.detect.features.finding import Sign, findings_of
-from gradwatch.events import BATCH_ALIKE, DERIVATIVE, INPUTS_ALIKE, LABELS_EQUAL
+from gradwatch.events import (
+    BATCH_ALIKE,
+    INPUTS_ALIKE,
+    LABELS_EQUAL,
+    PART_BATCH,
+    REMADE_BATCH,
+    TENSOR_HELD,
+)
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
-from gradwatch.records import Event, Finding
+from gradwatch.records import Finding
 
 EQUAL_RUN = "batch.equal_run"
 """Evidence of equal batches, as opposed to alike samples, which only the first steps compare."""
@@ -41,7 +48,7 @@ class ConstantBatch:
     What to do: create the iterator once, before the loop. Do not seed a generator or create a sampler in every step.
     Check that the index advances.
 
-    When it is wrong: full-batch training; a deliberate test that the model overfits one batch. Augmentation after the
+    When it is wrong: a deliberate test that the model overfits one batch. Augmentation after the
     batch was passed to `monitor.step` is not seen.
 
     When it is withdrawn: `others` different batches arrived after the finding. (2) and (3) are never withdrawn.
@@ -50,14 +57,13 @@ class ConstantBatch:
     the same, in another order or with noise: each is far nearer to one in the first batch than two samples of a batch
     are to each other. If the loop passes no batches, (2) reads the inputs of the model instead. If all samples of a
     batch are equal, too, the inputs have no content. (3) All labels of the first sampled steps are one of three or more
-    classes. A batch of all the data is reported as info. A DataLoader of one batch shows it, or the size: 34 and 178
-    are no batch sizes, and neither are large sizes that are no multiple of 64. L-BFGS needs the same batch at every
-    step, so that is info too, unless other batches came before. A tensor that is passed again counts only for powers of
-    two and sizes such as 24 and 96, above `toy`, and so does (2), unless equal samples are created again in other
-    memory. Reinforcement learning goes over a collection many times: a tensor that is passed again must come `held` or
-    `longest` times, and a batch after others `again` times as often as each. Samples that are new beside copies of
-    others come from a replay buffer that fills. Points at which a differential equation must hold are info: the loss
-    has derivatives by up to `coordinates` numbers.
+    classes. Full-batch training is no mistake, so (1) and (2) are warnings only if there are more data: other batches
+    came before; a DataLoader gives several batches of this size; a batch that is made at each step is in a larger
+    tensor; or it is made at each step, and the loop keeps nothing of its length. Otherwise they are info, as with
+    L-BFGS, which needs the same batch at every step, and with points at which a differential equation must hold: the
+    loss has derivatives by up to `coordinates` numbers. Reinforcement learning goes over a collection many times: a
+    tensor that is passed again must come `held` or `longest` times, and a batch after others `again` times as often as
+    each. Samples that are new beside copies of others come from a replay buffer that fills.
 
     Source: pytorch/pytorch#1917, `next(iter(loader))`, https://github.com/pytorch/pytorch/issues/1917.
 
@@ -65,14 +71,12 @@ class ConstantBatch:
         every: Steps between two calls. 5: the first call may already see enough batches.
         repeats: Equal batches in a row at which to report. 6: repeated augmentation, and several updates per batch in
             reinforcement learning, use a batch 3 to 5 times.
-        held: Steps that the very same tensor must come. 12: policies are mostly updated for 10 epochs.
-        longest: Steps that the very same tensor of more than `chosen` samples must come. 85: policies are updated at
-            most 80 times on everything that was collected.
-        chosen: Samples up to which a batch of each round size counts as chosen. 256: few data sets are smaller.
+        held: Steps that the very same tensor must come if there are more data. 12: policies are mostly updated for 10
+            epochs.
+        longest: Steps that it must come if it may be all the data. 85: policies are updated at most 80 times on
+            everything that was collected.
         again: Equal batches in a row, in units of the longest such row of an earlier batch. 2: a loop that makes
             several updates per batch makes as many with each.
-        small: Samples up to which each size, round or not, may be chosen. 12: hardly any data set is that small.
-        toy: Samples up to which a tensor that is passed again may be all the data. 8: XOR has 4.
         coordinates: Numbers of a sample up to which it may be a point at which an equation holds. 4: space and time.
         others: Different batches after a finding that withdraw it. 4: a single other batch does not end it.
     """
@@ -83,10 +87,7 @@ class ConstantBatch:
     repeats: int = 6
     held: int = 12
     longest: int = 85
-    chosen: int = 256
     again: int = 2
-    small: int = 12
-    toy: int = 8
     coordinates: int = 4
     others: int = 4
 
@@ -103,9 +104,7 @@ class ConstantBatch:
         yield from find_equal_labels(history)
         # alike samples of the first steps mean no more than the equal batches that other batches have followed
         if not any(finding.kind == self.kind for finding in history.withdrawn):
-            yield from find_alike_samples(
-                history, chosen=self.chosen, small=self.small, toy=self.toy, coordinates=self.coordinates
-            )
+            yield from find_alike_samples(history, coordinates=self.coordinates)
         newest_T = history.scalar("batch_hash", 2)
         if (newest_T[:-1] == newest_T[-1]).any():  # cheap, and necessary; nan equals nothing
             yield find_repeated_batch(
@@ -114,9 +113,6 @@ class ConstantBatch:
                 held=self.held,
                 longest=self.longest,
                 again=self.again,
-                chosen=self.chosen,
-                small=self.small,
-                toy=self.toy,
                 coordinates=self.coordinates,
             )
 
@@ -133,40 +129,35 @@ class ConstantBatch:
     @classmethod
     def examples(cls) -> Iterator[Example]:
         """Yield histories that fire, that stay quiet, and near misses."""
-        yield Example("an iterator is created again at every step", make_batches([0] * 40), (None,))
+        yield Example("an iterator is created again at every step", make_batches([0] * 40, PART_BATCH), (None,))
+        yield Example("a generator is seeded again at every step", make_batches([0] * 40, REMADE_BATCH), (None,))
         yield Example("a loader stops in the middle of a run", make_batches(np.arange(40).clip(max=20)), (None,))
-        collections = make_batches(np.arange(200) // 80, size=4000, is_held=True)
-        yield Example("eighty updates on each of three collections", collections)
-        yield Example("the first of many collections", make_batches([0] * 11, size=128, is_held=True))
-        above = make_batches([0] * 16, size=128, is_held=True)
-        yield Example("a batch that is created before the loop", above, (None,))
-        table = make_batches([0] * 40, size=100, is_held=True)
-        yield Example("a table of a hundred rows at every step: for information", table, (None,))
-        whole = make_batches([0] * 40, size=80, is_whole=True)
-        yield Example("a DataLoader has one batch of all its 80 samples: for information", whole, (None,))
-        points = make_batches(
-            [0] * 40, event=Event(kind=DERIVATIVE.name, step=0, values={"tensors": 1.0, "width": 2.0})
-        )
+        yield Example("eighty updates on each of three collections", make_batches(np.arange(200) // 80, TENSOR_HELD))
+        yield Example("the first of many collections", make_batches([0] * 11, TENSOR_HELD, PART_BATCH))
+        above = make_batches([0] * 16, TENSOR_HELD, PART_BATCH)
+        yield Example("a batch that is drawn from a DataLoader before the loop", above, (None,))
+        table = make_batches([0] * 100, TENSOR_HELD)
+        yield Example("a table at every step: for information", table, (None,))
+        yield Example("one batch, and nothing shows more data: for information", make_batches([0] * 40), (None,))
+        points = make_batches([0] * 40, REMADE_BATCH, width=2)
         yield Example("points at which an equation must hold: for information", points, (None,))
-        images = make_batches(
-            [0] * 40, event=Event(kind=DERIVATIVE.name, step=0, values={"tensors": 1.0, "width": 28.0})
-        )
+        images = make_batches([0] * 40, REMADE_BATCH, width=28)
         yield Example("a penalty on the gradient by images", images, (None,))
-        searched = make_batches([0] * 40, optimizer=LBFGS)
-        yield Example("L-BFGS gets all data at every step: for information", searched, (None,))
+        searched = make_batches([0] * 40, PART_BATCH, optimizer=LBFGS)
+        yield Example("L-BFGS gets the same batch at every step: for information", searched, (None,))
         yield Example("an epoch of three batches that is not shuffled", make_batches(np.arange(60) % 3))
-        yield Example("the same samples, with noise", make_alike(BATCH_ALIKE), (None,))
-        yield Example("all images are black", make_alike(BATCH_ALIKE, size=34, exact=1, equal=1), (None,))
+        yield Example("the same samples, with noise", make_alike(BATCH_ALIKE, part=1), (None,))
+        yield Example("all the data in another order: for information", make_alike(BATCH_ALIKE), (None,))
+        yield Example("all images are black", make_alike(BATCH_ALIKE, equal=1), (None,))
         one = Synthetic(steps=120).add_event(LABELS_EQUAL, step=80, text="all are class 0", values={"labels": 512})
         yield Example("all labels are 0", one.history(), (None,))
-        seeded = make_alike(INPUTS_ALIKE, step=10, is_handed_over=False, size=40, exact=1)
+        seeded = make_alike(INPUTS_ALIKE, step=10, is_handed_over=False, part=1)
         yield Example("forty states of an environment that is seeded again", seeded, (None,))
-        yield Example("the model gets the same samples, and the loop passes others", make_alike(INPUTS_ALIKE))
-        given = make_alike(INPUTS_ALIKE, is_handed_over=False)
+        yield Example("the model gets the same samples, and the loop passes others", make_alike(INPUTS_ALIKE, part=1))
+        given = make_alike(INPUTS_ALIKE, is_handed_over=False, part=1)
         yield Example("the model gets the same samples, and the loop passes none", given, (None,))
         yield Example("a healthy run", Synthetic(steps=40).history())
         yield Example("four updates per batch", make_batches(np.arange(40) // 4))
-        yield Example("a graph of 34 nodes at every step: for information", make_batches([0] * 40, size=34), (None,))
         unknown = Synthetic(steps=40)
         unknown.batch_hash_T[:] = np.nan
         yield Example("the loop passes no batches", unknown.history())

@@ -124,7 +124,7 @@ class ModelInputs:
     def before(self, name: str, inputs: Any) -> None:
         """Inspect the inputs of a module, before its forward call."""
         step = self.step - self._first_step
-        if self._inspected.get(name) == step or step not in INSPECTED_STEPS or not torch.is_grad_enabled():
+        if self._inspected.get(name) == step or step > INSPECTED_STEPS[-1] or not torch.is_grad_enabled():
             return
         # its outer part was inspected at this step, and the inputs of both come from the same batch
         if any(_is_inside(name, outer) and self._inspected.get(outer) == step for outer in self._sources):
@@ -144,6 +144,7 @@ class ModelInputs:
         """Yield an observation if all inspected inputs are alike, after an optimizer step."""
         if event := self._repeated():
             self.close()
+            self._alike.clear()
             yield INPUTS_ALIKE.observe(values=event.values)
         elif self.step == 0 and not self._sources:  # the first step did not call the model itself
             self._inspect_parts()

@@ -6,15 +6,15 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from gradwatch.events import BATCH_ALIKE, TENSOR_HELD, WHOLE_BATCH
+from gradwatch.events import BATCH_ALIKE, PART_BATCH, REMADE_BATCH, Observation
 from gradwatch.probe.batches.batch_hash import hash_batch, tensors
-from gradwatch.probe.batches.whole_data import is_all_of_a_loader
+from gradwatch.probe.batches.origin import BatchOrigin
 from gradwatch.probe.device.sync import to_float
 from gradwatch.records import Event
 
@@ -63,28 +63,36 @@ class RepeatedSamples:
 
     Attributes:
         is_over: Whether no further batch is needed.
+        has_no_rows: Whether the first batch has nothing that can be compared.
     """
 
     def __init__(self) -> None:
         self._first: list[_SampleGroup] = []
         self._is_exact = self._is_held = True
-        self.is_over = False
+        self._origin = BatchOrigin()
+        self._leaf: Callable[[], Tensor | None] = lambda: None
+        self._is_part = False
+        self.is_over = self.has_no_rows = False
 
     def inspect(self, batch: Any, *, step: int) -> Iterator[Event]:
-        """Yield an event if the batch of step 0 is passed again or all the data, and one if all batches are alike.
+        """Yield what is known of a batch that comes again at step 1, and an event if all batches are alike.
 
         Args:
             batch: The inputs of the step, any nest of tensors. The first tensor with samples counts, if it is on a CPU.
             step: Optimizer step.
         """
+        for found in self._origin.look_again():
+            yield self._note(found, step)
         if self.is_over or step not in INSPECTED_STEPS:
             return
         groups = _groups(batch)
+        self.has_no_rows = not groups and step == INSPECTED_STEPS[0]
         # over if the form of the batch changes, is unsupported, or the first step was missed
         if len(groups) != len(self._first or groups) or not groups or not (self._first or step == INSPECTED_STEPS[0]):
             self.is_over = True
         elif not self._first:
             self._first = [_SampleGroup(leaves) for leaves in groups]
+            self._leaf = weakref.ref(groups[0][0])
         else:
             yield from self._compare(groups, batch, step=step)
 
@@ -98,30 +106,31 @@ class RepeatedSamples:
         are_equal = self._is_exact and _are_equal(batch)
         is_sure = are_equal or (self._is_exact and not self._is_held and step >= SURE_STEP)
         is_near = are_equal or distance <= MAX_DISTANCE
+        samples = _count_samples(batch, rows=len(leaves[0]))
         if step == INSPECTED_STEPS[1] and (self._is_exact or is_near):
-            yield from self._explain(leaves[0], batch, step=step)
+            is_held = self._is_held and self._is_exact
+            # a view that is made at each step may be a part of its tensor
+            is_made = leaves[0] is not self._leaf()
+            for found in self._origin.look(leaves[0], samples=samples, is_held=is_held, is_made=is_made):
+                yield self._note(found, step)
         # samples that differ once end the comparison; the event waits for the last step, or a sure one
         self.is_over = not is_near or step == INSPECTED_STEPS[-1] or is_sure
         if is_near and self.is_over:
             values = {
                 "distance": distance,
-                "samples": _count_samples(batch, rows=len(leaves[0])),
+                "samples": samples,
                 "features": leaves[0][0].numel(),
                 "exact": self._is_exact,
                 "held": self._is_held,
                 "integers": not leaves[0].is_floating_point(),
                 "equal": are_equal,
+                "part": self._is_part,
             }
             yield BATCH_ALIKE.emit(step=step, values=values)
 
-    def _explain(self, leaf: Tensor, batch: Any, *, step: int) -> Iterator[Event]:
-        """Yield an event if the first two batches are alike because one tensor is passed twice, or is all the data."""
-        samples = _count_samples(batch, rows=len(leaf))
-        if not self._is_held and is_all_of_a_loader(samples):
-            yield WHOLE_BATCH.emit(step=step, values={"samples": samples})
-        # a batch that is a slice of the whole data set has the same owner at each step
-        elif self._is_held and self._is_exact and _owner(leaf).nbytes == leaf.nbytes:
-            yield TENSOR_HELD.emit(step=step)
+    def _note(self, found: Observation, step: int) -> Event:
+        self._is_part |= found.kind in (PART_BATCH.name, REMADE_BATCH.name)
+        return found.at(step)
 
 
 @final

@@ -51,6 +51,7 @@ def train(rows_of, *, model=None, call=lambda model, x: model(x), hands_over=Fal
             optimizer.step()
             monitor.step(loss, **({"batch": X[rows]} if hands_over else {}))
     assert not model._forward_pre_hooks
+    assert sum(event.kind == "inputs-alike" for event in monitor.history.events) <= 1
     return [(finding.kind, finding.step) for finding in monitor.findings()]
 
 

@@ -6,6 +6,7 @@ import weakref
 import pytest
 import torch
 
+from gradwatch.probe.batches.origin import UnreadBatch
 from gradwatch.probe.batches.repeated_samples import INSPECTED_STEPS, MAX_SAMPLES, SURE_STEP, RepeatedSamples
 
 
@@ -85,32 +86,97 @@ def test_samples_that_are_all_the_same_are_marked(batch_at, is_equal):
     assert event.values["equal"] == is_equal
 
 
-def test_one_tensor_that_is_handed_over_again_is_reported_but_no_slice_of_another():
-    waves = torch.complex(X, X)
-    held = ["tensor-held"]
-    for batch, kinds in ((X, held), (SAME, []), (X.clone(), held), (waves, held), (waves[:32], [])):
-        samples = RepeatedSamples()
-        assert [event.kind for step in (0, 1) for event in samples.inspect(batch, step=step)] == kinds
+def kinds_of(batch_at, steps=3):
+    """Return what is said of a batch that comes again: the loop calls a function for it at each step."""
+    samples = RepeatedSamples()
+    return [event.kind for step in range(steps) for event in samples.inspect(batch_at(), step=step)]
+
+
+def test_one_tensor_that_is_handed_over_again_is_reported():
+    waves, whole = torch.complex(X, X), X.clone()
+    for batch in (X, whole, waves, X[:300]):
+        assert kinds_of(lambda batch=batch: batch) == ["tensor-held"]
+
+
+def test_a_slice_that_does_not_advance_is_a_part_of_its_tensor():
+    data = X.clone()
+
+    assert kinds_of(lambda: data[:32]) == ["batch-part"]
+    assert kinds_of(lambda: data[:300]) == ["tensor-held"], "most of the data"
+
+
+def test_samples_of_a_larger_tensor_are_a_part_of_it():
+    data, ids = X.clone(), torch.arange(4000) * 7919 % 4001
+    offsets = torch.tensor([5, 80, 1000, 3800])
+
+    assert kinds_of(lambda: data[torch.arange(0, 74, 2)]) == ["batch-part"]
+    assert kinds_of(lambda: torch.stack([ids[i : i + 32] for i in offsets])) == ["batch-part"], "windows of a text"
+    assert kinds_of(lambda: data[:37] + 1) == ["batch-remade"], "other numbers"
+
+
+@pytest.mark.parametrize("keep", [list, torch.tensor, dict.fromkeys], ids=["list", "tensor", "dict"])
+def test_a_table_that_is_converted_at_each_step_is_all_the_data(keep):
+    table = keep(range(40))
+
+    assert kinds_of(lambda: torch.tensor([[float(row), 1.0] for row in table])) == []
+
+
+def test_a_table_that_an_object_keeps_is_all_the_data():
+    class Trainer:
+        def __init__(self):
+            self.table = [[float(row), 1.0] for row in range(40)]
+
+        def kinds(self):
+            return kinds_of(lambda: torch.tensor(self.table))
+
+    assert Trainer().kinds() == []
+
+
+def test_what_is_made_again_of_nothing_is_told():
+    assert kinds_of(lambda: torch.rand(40, 3, generator=torch.Generator().manual_seed(0))) == ["batch-remade"]
+
+
+def test_a_batch_that_cannot_be_read_is_explained_as_if_it_came_again():
+    def kinds(batch_at):
+        unread = UnreadBatch()
+        return [event.kind for step in range(3) for event in unread.inspect(batch_at(), step=step)]
+
+    numbers = torch.rand(40)
+    loader = torch.utils.data.DataLoader(torch.arange(48), batch_size=12)
+    assert kinds(lambda: numbers) == ["tensor-held"]
+    assert kinds(lambda: numbers + 1) == []
+    assert kinds(lambda: torch.rand(41)) == ["batch-remade"]
+    assert kinds(lambda: next(iter(loader))) == ["batch-part"]
+    assert kinds(lambda: None) == []
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_batch_that_is_all_the_data_of_a_loader_is_told(shuffle):
     def kinds(loader):
         samples = RepeatedSamples()
-        return [event.kind for step in (0, 1) for (x,) in loader for event in samples.inspect(x, step=step)]
+        return [event.kind for step in range(3) for (x,) in loader for event in samples.inspect(x, step=step)]
 
     data = torch.utils.data.TensorDataset(SAME)
-    assert kinds(torch.utils.data.DataLoader(data, batch_size=64, shuffle=shuffle)) == ["batch-whole"]
-    always = [0, 1] * 16 if not shuffle else range(32)
-    part = torch.utils.data.DataLoader(data + data, batch_size=64, sampler=always)
-    assert kinds(part) == [], "the rest of the data is never drawn"
-    stream = torch.utils.data.DataLoader(Stream(), batch_size=None)
-    assert kinds(stream) == [], "a stream has no length"
+    assert kinds(torch.utils.data.DataLoader(data, batch_size=64, shuffle=shuffle)) == []
+
+
+def test_a_loader_of_several_batches_has_more_data_than_one():
+    rows = X.clone()
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(rows), batch_size=40)
+    first = next(iter(loader))[0]
+
+    assert kinds_of(lambda: next(iter(loader))[0]) == ["batch-part"]
+    assert kinds_of(lambda: first) == ["batch-part", "tensor-held"], "drawn before the loop"
+    stream = torch.utils.data.DataLoader(Stream(rows[:37]), batch_size=None)
+    assert kinds_of(lambda: next(iter(stream))[0]) == ["batch-part"], "a stream has no length, but its tensor is there"
 
 
 class Stream(torch.utils.data.IterableDataset):
+    def __init__(self, rows):
+        self.rows = rows
+
     def __iter__(self):
-        yield (SAME.clone(),)
+        yield (self.rows.clone(),)
 
 
 def test_nothing_of_a_batch_is_kept_alive():

@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from gradwatch.detect.data_and_loss.constant_batch_rules.batch_size import are_points, is_surely_part, may_be_part
+from gradwatch.detect.data_and_loss.constant_batch_rules.batch_origin import ALL_DATA, needs_one_batch
 from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import Sign
-from gradwatch.events import BATCH_ALIKE, INPUTS_ALIKE, LABELS_EQUAL, POLICY, WHOLE_BATCH, EventKind
+from gradwatch.events import BATCH_ALIKE, INPUTS_ALIKE, LABELS_EQUAL, POLICY, EventKind
 from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
 
@@ -22,32 +22,23 @@ EQUAL = "batch.equal_samples"
 """Key of the evidence that all samples are the same."""
 
 
-def find_alike_samples(history: History, *, chosen: int, small: int, toy: int, coordinates: int) -> Iterator[Sign]:
-    """Yield a sign for repeated samples: a warning if their number is a batch size.
+def find_alike_samples(history: History, *, coordinates: int) -> Iterator[Sign]:
+    """Yield a sign for repeated samples: a warning if there are more data.
 
     Args:
         history: History of the run.
-        chosen: Samples up to which a batch of each round size counts as chosen.
-        small: Samples up to which each size may be chosen.
-        toy: Samples up to which they may be all the data.
         coordinates: Numbers of a sample up to which it may be a point at which an equation must hold.
     """
     for kind in _kinds(history):
         for event in events_of(history, kind):
-            values, label = event.values, "median distance to the nearest sample"
-            is_created_again = values.get("exact", 0.0) > values.get("held", 0.0)  # equal, and in other memory
-            # equal samples in other memory were created again, so a less typical batch size is enough
-            if any(events_of(history, WHOLE_BATCH)) or are_points(history, most=coordinates):
-                is_part = False
-            elif is_created_again:
-                is_part = may_be_part(history, values["samples"], chosen=chosen, small=small)
-            else:
-                is_part = is_surely_part(history, values["samples"], chosen=chosen, toy=toy)
+            label, has_more = "median distance to the nearest sample", bool(event.values.get("part"))
+            is_mistake = has_more and not needs_one_batch(history, coordinates=coordinates)
+            text = f"the first {event.step + 1} steps use the same samples, reordered or with noise"
             yield Sign(
-                f"the first {event.step + 1} steps use the same samples, reordered or with noise",
-                (Quantity(key="batch.nearest_distance", label=label, value=values["distance"], unit="of usual"),),
+                text if has_more else text + ALL_DATA,
+                (Quantity(key="batch.nearest_distance", label=label, value=event.values["distance"], unit="of usual"),),
                 since=int(history.steps("loss")[0]),
-                severity=Severity.WARNING if is_part else Severity.INFO,
+                severity=Severity.WARNING if is_mistake else Severity.INFO,
             )
 
 
