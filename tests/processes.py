@@ -117,7 +117,7 @@ def _run(function: Callable[..., Any], args: tuple[Any, ...], folder: Path) -> N
         traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
-    # gloo's threads may let go of their last tensor while Python shuts down, which ends it with SIGABRT now and then:
+    # if a thread of gloo frees its last tensor while Python shuts down, the process may end with SIGABRT:
     # https://github.com/pytorch/pytorch/pull/179291
     os._exit(code)
 

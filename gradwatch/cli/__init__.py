@@ -46,7 +46,7 @@ EPILOG = """\
     gradwatch diagnose runs/RUN --format html
     gradwatch replay runs/RUN         # find the operation that made the first NaN
     gradwatch check package.module:Layer --input 8x16  # is its gradient right?
-    gradwatch attribute runs/RUN --worst 4  # which inputs decide, and does the map hold?
+    gradwatch attribute runs/RUN --worst 4  # which inputs decide, and can the map be trusted?
     gradwatch explain vanishing-gradient
 
 **Exit codes**
@@ -55,7 +55,7 @@ EPILOG = """\
     1   findings at or above --fail-on
     2   a mistake in the command, the config or the files
     3   interrupted; continue with gradwatch train --resume RUN
-    70  an unexpected error in your own code or in gradwatch; the last line says which
+    70  an unexpected error in your own code or in gradwatch; the last line says in which
 
 Documentation: README.md and the folder docs/ of the repository.
 """
@@ -96,7 +96,7 @@ def main(args: Sequence[str] | None = None) -> int:
         if not ranks.is_printing_rank():
             warnings.simplefilter("ignore")  # rank 0 shows them
         code = _run(args)
-        # also if no command has noticed: `train` continues without its terminal output
+        # checked here as well, because `train` continues without its terminal output
         code = MISTAKE if _output_failed() and code == 0 else code
     if args is None and ranks.is_rank():
         ranks.end(code)

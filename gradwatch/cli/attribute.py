@@ -24,7 +24,7 @@ def command(
         Path,
         typer.Argument(
             metavar="TARGET",
-            help="A run directory, whose newest checkpoint is explained; or a config, with its initial weights.",
+            help="A run directory, to explain its newest checkpoint; or a config, to explain its initial weights.",
             show_default=False,
         ),
     ],
@@ -56,8 +56,8 @@ def command(
     form: Annotated[
         ReportFormat,
         format_option(
-            "`text`, `json`, or `html`: the file `attributions.html` in the run directory, and a part of its "
-            "`report.html`."
+            "`text`, `json`, or `html`, which writes `attributions.html` into the run directory and adds the maps to "
+            "its `report.html`."
         ),
     ] = "text",
 ) -> None:
@@ -68,7 +68,7 @@ def command(
     if sample is not None and worst is not None:
         raise GradwatchError("--sample and --worst: got both, expected one of them")
     if form == "html" and not target.is_dir():
-        raise GradwatchError(f"--format: html is written into a run directory, but {target} is none; take text or json")
+        raise GradwatchError(f"--format: html needs a run directory, and {target} is none; use text or json")
     if target.is_dir() and overrides:
         raise GradwatchError(f"--set: has no meaning for {target}, which is a run")
     if not target.exists():

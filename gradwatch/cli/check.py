@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 WHAT = "What to check"
 """Title of a panel in the help."""
 WITHIN_S = 30.0
+"""Default time budget of a check."""
 
 
 def command(
@@ -31,8 +32,8 @@ def command(
         str,
         typer.Argument(
             metavar="TARGET",
-            help="`package.module:Layer` or `package.module:Layer(16)`; or a config; or a run directory; with "
-            "--step-audit, a training script too.",
+            help="`package.module:Layer` or `package.module:Layer(16)`, a config, or a run directory; with "
+            "--step-audit, also a training script.",
             show_default=False,
         ),
     ],
@@ -44,7 +45,7 @@ def command(
         bool,
         typer.Option(
             "--step-audit",
-            help="Compare each stage of the step with the plain formula instead: loss, gradient, sum over the "
+            help="Instead, compare each stage of the step with its formula: loss, gradient, sum over the "
             "micro-batches, unscaling, clipping, update and schedule.",
             rich_help_panel=WHAT,
         ),
@@ -53,7 +54,7 @@ def command(
         bool,
         typer.Option(
             "--precision",
-            help="Measure the digits that the step keeps in fp32, bf16 and fp16 instead, and name what loses them.",
+            help="Instead, measure how many digits the step keeps in fp32, bf16 and fp16, and name what loses them.",
             rich_help_panel=WHAT,
         ),
     ] = False,
@@ -89,8 +90,8 @@ def command(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Custom autograd Function that differs from the derivative on purpose; with --step-audit, a kind of "
-            "difference, such as `mean-of-means`. Repeatable.",
+            help="Accept a custom autograd Function that differs from the derivative on purpose; with --step-audit, a "
+            "kind of difference, such as `mean-of-means`. Repeatable.",
             rich_help_panel=WHAT,
         ),
     ] = None,
@@ -106,17 +107,17 @@ def command(
         float | None,
         typer.Option(
             min=1.0,
-            metavar="S",
-            help=f"Time in seconds; {WITHIN_S:g} by default.",
+            metavar="SECONDS",
+            help=f"Time budget; {WITHIN_S:g} by default.",
             show_default=False,
             rich_help_panel=WHAT,
         ),
     ] = None,
     form: FormatOption = "text",
 ) -> None:
-    """Check whether gradients are right: against differences of the loss, in float64, in the step as it really runs.
+    """Check whether gradients are right: compare them with differences of the loss, in the step as it really runs.
 
-    Of a layer, its properties are checked too, such as samples that do not affect each other.
+    For a layer, its properties are checked too, such as whether samples affect each other.
 
     Exit codes: 0 right, 1 wrong, 2 a mistake in the call. With --precision, 1 means that fp32 gives NaN or Inf.
     """
@@ -172,13 +173,13 @@ def command(
     if inputs:
         try:
             properties = check_layer_properties(named)
-        except GradwatchError as error:  # such as a batch of 1, which the check of the gradient takes
+        except GradwatchError as error:  # such as for a batch of 1, which the check of the gradient accepts
             found = replace(found, notes=(*found.notes, f"the properties of the layer were not checked: {error}"))
     _end(found, properties, form, is_wrong=found.is_wrong or (properties is not None and properties.is_wrong))
 
 
 def _kind(target: str) -> TargetKind:
-    """Return what a target names."""
+    """Return the kind of a target; a layer is the only target that is no path."""
     path = Path(target).expanduser()
     if path.is_dir():
         return "run"
@@ -198,7 +199,7 @@ def _end(
     *,
     is_wrong: bool,
 ) -> None:
-    """Write what was found, and exit with its code."""
+    """Write the results, and exit with their code."""
     if form == "json":
         document = found.to_json() | ({"layer": properties.to_json()} if properties else {})
         write_json(document)

@@ -1,4 +1,4 @@
-"""Customize typer's commands: help without `<bool>` next to flags, and a hint if a setting lacks its `--set`."""
+"""Customize typer's commands: help without `<bool>` next to flags, and a hint for a setting without `--set`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Group(TyperGroup):
 
 @final
 class Command(TyperCommand):
-    """One command, with its options and its message about surplus arguments."""
+    """One command, which rejects surplus arguments with a hint."""
 
     allow_extra_args = True  # refused below, with a hint that typer does not give
 
@@ -52,7 +52,7 @@ def _without_flag_types(params: list[Any]) -> list[Any]:
 
 
 def _expanded(value: Any) -> Any:
-    """Return the value of an argument, with `~` at its start expanded: no value but a path begins so."""
+    """Return the value of an argument with a leading `~` expanded: only paths begin with `~`."""
     if isinstance(value, list | tuple):
         return type(value)(map(_expanded, value))
     is_path = isinstance(value, str | Path) and str(value).startswith("~")
@@ -62,7 +62,7 @@ def _expanded(value: Any) -> Any:
 def surplus(args: Sequence[str], *, takes_settings: bool) -> str:
     """Return the message on surplus arguments of a command."""
     text = f"Got unexpected extra argument{'s' if len(args) > 1 else ''}: {' '.join(args)}"
-    if Path(args[-1]).is_dir():  # a pattern such as `runs/ci-*`, which the shell has expanded in the order of the names
+    if Path(args[-1]).is_dir():  # the shell expanded a pattern such as `runs/ci-*`, sorted by name
         return f"{text}; expected one run: the last of these is {args[-1]}"
     return text + (suggest_set(args[0]) if takes_settings else "")
 

@@ -38,7 +38,8 @@ def command(
         typer.Option(
             "--require",
             metavar="AGREEMENT",
-            help="Exit with 1 unless the recorded numbers agree to the `bits` or to `rounding`; `nothing` accepts any.",
+            help="Exit with 1 unless the recorded numbers are bit-identical (`bits`) or agree up to rounding "
+            "(`rounding`); `nothing` accepts any difference.",
             rich_help_panel=THRESHOLDS,
         ),
     ] = "nothing",
@@ -47,7 +48,7 @@ def command(
         typer.Option(
             min=0.0,
             metavar="FRACTION",
-            help="Relative difference that counts as rounding; by default that of the number format.",
+            help="Largest relative difference that counts as rounding; by default the precision of the number format.",
             show_default=False,
             rich_help_panel=THRESHOLDS,
         ),
@@ -71,8 +72,8 @@ def command(
         comparison.print_comparison(output(), found, runs, changed)
     # by kind and layer, not by step: the same finding at another step is not new
     known = {(f.kind, f.layer) for f in runs[0].findings}
-    news = (f for f in runs[1].findings if (f.kind, f.layer) not in known)
-    raise typer.Exit(exit_code(news, fail_on) or (FINDINGS if _is_apart(found, require) else 0))
+    new = (f for f in runs[1].findings if (f.kind, f.layer) not in known)
+    raise typer.Exit(exit_code(new, fail_on) or (FINDINGS if _is_apart(found, require) else 0))
 
 
 def _is_apart(found: Comparison, require: Agreement) -> bool:

@@ -49,7 +49,7 @@ FullOption = Annotated[
     bool,
     typer.Option(
         "--full",
-        help="Print everything: layers, trends, all evidence, other causes, and how to confirm each.",
+        help="Print everything: layers, trends, all evidence, other causes, and how to confirm each cause.",
         rich_help_panel=OUTPUT,
     ),
 ]
@@ -99,14 +99,14 @@ TryOption = Annotated[
     ),
 ]
 SeedsOption = Annotated[
-    int, typer.Option(min=1, metavar="N", help="Seeds to compare with --try.", rich_help_panel=VERIFY)
+    int, typer.Option(min=1, metavar="N", help="With --try: number of seeds to compare.", rich_help_panel=VERIFY)
 ]
 WithOption = Annotated[
     Path | None,
     typer.Option(
         "--with",
         metavar="FILE",
-        help="Compare this change with --try, instead of the fix found.",
+        help="With --try: compare the change in FILE instead of the fix that was found.",
         show_default=False,
         rich_help_panel=VERIFY,
     ),
@@ -154,7 +154,7 @@ def command(
     run = run_or_newest(run, command="diagnose")
     history = with_settings(read(run), run)
     history.ending = ending_of(run)
-    if note := _way_on(run, history.ending) if history.step >= 0 or history.findings else _restart(run):
+    if note := _how_to_continue(run, history.ending) if history.step >= 0 or history.findings else _restart(run):
         print_message("note", note)
     if redetect or overrides:
         history = _redetected(history, run, overrides or [])
@@ -202,7 +202,7 @@ def _write_report(target: Path | None, run: Path, history: History, diagnoses: t
     write(f"{path}\n")
 
 
-def _way_on(run: Path, ending: Ending) -> str:
+def _how_to_continue(run: Path, ending: Ending) -> str:
     """Return how to continue a run that did not reach its planned end; an empty string if that is impossible."""
     if ending.kind == "running":
         return "the run is still in progress"

@@ -19,7 +19,7 @@ def command(
 ) -> None:
     """Explain a kind of finding: what it means, why it matters, when it is wrong, and how to fix it.
 
-    The mistakes that `gradwatch check` names have pages too. Without FINDING, it lists all kinds.
+    The mistakes that `gradwatch check` names have pages too. Without FINDING, all kinds are listed.
     """
     from gradwatch.config.names import registry
     from gradwatch.config.names.checks import find_usable

@@ -19,7 +19,7 @@ Listing = Literal[
 
 
 MAX_SHOWN = 8
-"""Maximum number of keyword arguments of one name in a table on a terminal. `gradwatch explain` has all of a kind."""
+"""Maximum number of keyword arguments of one name in a table on a terminal."""
 
 STATISTICS = "Statistics that every run records, with unit, meaning and when they are measured."
 
@@ -38,15 +38,15 @@ def command(
 ) -> None:
     """List the names that a config can use, with their keyword arguments and defaults, or the recorded statistics.
 
-    Prints a table on a terminal; otherwise one line per name, with columns separated by tabs. Without WHAT, it prints
-    what can be listed.
+    Prints a table on a terminal; otherwise one line per name, with columns separated by tabs. Without WHAT, the
+    possible listings are printed.
     """
     if what is None:
-        print_rows(("command", "what it lists"), _listings())
+        print_rows(("command", "contents"), _listings())
     elif what == "statistics":
         print_rows(("statistic", "unit", "meaning", "measured"), _statistics())
     else:
-        print_rows(("name", "keyword arguments", "what it is"), _entries(what))
+        print_rows(("name", "keyword arguments", "meaning"), _entries(what))
 
 
 def _listings() -> Iterator[tuple[str, ...]]:

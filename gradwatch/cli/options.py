@@ -67,14 +67,14 @@ SetFileOption = Annotated[
     typer.Option(
         "--set-file",
         metavar="FILE",
-        help="Change the settings that a YAML file names, such as a cure; --set wins. Repeatable.",
+        help="Apply the settings in a YAML file, such as one from `diagnose --patch`; --set wins. Repeatable.",
         rich_help_panel=SETTINGS,
     ),
 ]
 
 
 def step_option(default: str) -> Any:
-    """Return the option `--step` of a command that looks at one step of a run, with its default in words."""
+    """Return the option `--step` of a command that reads one step of a run, with its default in words."""
     return typer.Option(
         "--step",
         min=0,

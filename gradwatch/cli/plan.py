@@ -1,4 +1,4 @@
-"""`gradwatch plan`: tell the memory of a training before it runs."""
+"""`gradwatch plan`: predict the memory of a training before it runs."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def command(
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Memory that the training may take, such as `8GB` or `24GiB`: also finds the largest batch and the "
-            "changes that save memory. Without it, the limit is the memory of this machine.",
+            help="Memory that the training may take, such as `8GB` or `24GiB`; then the plan also names the largest "
+            "batch that fits and the changes that save memory. By default, the limit is the memory of this machine.",
             show_default=False,
         ),
     ] = None,
@@ -56,31 +56,32 @@ def command(
             min=2,
             metavar="N",
             help="Also plan one of N ranks that share the training, for each way to share it (DDP, ZeRO 1 to 3); the "
-            "budget is that of a rank.",
+            "budget is per rank.",
             show_default=False,
         ),
     ] = None,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Run two steps as well, and show what they needed and their time.")
+        bool, typer.Option("--measure", help="Also run two steps, and show the memory and the time that they take.")
     ] = False,
     deterministic: Annotated[
         bool,
-        typer.Option("--deterministic", help="Measure what `run.deterministic` costs: run steps with and without it."),
+        typer.Option("--deterministic", help="Also measure the cost of `run.deterministic`."),
     ] = False,
     step: Annotated[
         int | None,
         typer.Option(
             min=0,
             metavar="N",
-            help="Repeat step N of RUN instead, and show the bytes and the time of each module.",
+            help="Instead, repeat step N of RUN, and show the memory and the time of each module.",
             show_default=False,
         ),
     ] = None,
     form: Annotated[
-        ReportFormat, format_option("`text`, `json`, or with --step `html`: a part of the `report.html` of RUN.")
+        ReportFormat,
+        format_option("`text`, `json`, or with --step `html`, which adds it to the `report.html` of RUN."),
     ] = "text",
 ) -> None:
-    """Tell the memory that a training needs before it runs, by part and by module, without using it.
+    """Predict how much memory a training needs, by part and by module, without training.
 
     Exit codes: 0 it fits, 1 it does not fit, 2 a mistake in the config.
     """
@@ -97,7 +98,7 @@ def command(
         raise GradwatchError(f"plan: got {config} as CONFIG, expected a YAML file{hint}")
     given = parse_size(budget, key="--budget") if budget else None
     if patch and not given:
-        raise GradwatchError(f"--patch: got {patch} without a budget that the change has to fit; add --budget 8GB")
+        raise GradwatchError(f"--patch: got {patch} without a budget to fit; add --budget 8GB")
     from gradwatch.config.load import load_config
 
     load_config(config, overrides or [], changes=set_files or [], is_new=True)  # reports mistakes without torch
@@ -132,7 +133,7 @@ def command(
 
 
 class _Found(NamedTuple):
-    """The data for the plans of a training."""
+    """The plans of a training, the price of determinism and the advice."""
 
     plan: Plan
     measured: Plan | None
@@ -197,7 +198,7 @@ class _Best(NamedTuple):
 
 
 def _cheapest(advised: Advised | None, ways: Sequence[SharedPlan], limit: int) -> _Best | None:
-    """Return the cheapest change that fits; of ways to share, which come in the order of their price, the first."""
+    """Return the cheapest change that fits, or else the first way to share that fits: they are sorted by price."""
     if advised and (best := advised.cheapest):
         return _Best(best.text, best.changes, best.peak_bytes)
     for way in ways:
@@ -207,7 +208,7 @@ def _cheapest(advised: Advised | None, ways: Sequence[SharedPlan], limit: int) -
 
 
 def _least_peak(plan: Plan, ways: Sequence[SharedPlan], planner: ConfigPlanner) -> int:
-    """Return the peak that must fit: of a rank with `train.parallel`, or with the best way if none is set."""
+    """Return the peak that must fit: the peak of a rank with `train.parallel`, or with the best way if it is unset."""
     if not ways:
         return plan.peak_bytes
     parallel = planner.config.train.parallel

@@ -1,4 +1,4 @@
-"""Start the ranks of a training by torchrun, say which of them was killed, and let only one of them print."""
+"""Start the ranks of a training with torchrun, say which rank was killed, and let only one rank print."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def is_rank() -> bool:
 
 
 def is_printing_rank() -> bool:
-    """Return whether this process prints what all ranks have in common: rank 0, or the only process."""
+    """Return whether this process prints the messages that all ranks share: it is rank 0 or the only process."""
     return not is_rank() or os.environ.get("RANK", "0") == "0"
 
 
 def is_failure_shown() -> bool:
     """Return whether this process shows the error that ends it.
 
-    Before the ranks are connected, all of them make the same mistake. Afterwards, `RankError` names the first.
+    Before the ranks are connected, all of them fail in the same way. Afterwards, `RankError` names the first failure.
     """
     if is_printing_rank():
         return True
@@ -40,7 +40,7 @@ def is_failure_shown() -> bool:
 
 
 def start(args: Sequence[str], *, ranks: int, directory: Path) -> int:
-    """Run `gradwatch` with these arguments on ranks of this machine by torchrun, and return the exit code.
+    """Run `gradwatch` with these arguments on ranks of this machine with torchrun, and return the exit code.
 
     The exit code is the code of the rank that failed first. Ctrl-C and SIGTERM are passed to every rank.
 
@@ -75,10 +75,10 @@ def start(args: Sequence[str], *, ranks: int, directory: Path) -> int:
 
 
 def _first_failure(codes: Mapping[int, int]) -> tuple[int, int]:
-    """Return the rank that has failed first and its code, from the codes of all ranks that have failed.
+    """Return the rank that failed first and its code, from the codes of all ranks that failed.
 
-    Their times have whole seconds. But if one is killed, the others lose their connections to it and fail, or are ended
-    by SIGTERM, which torchrun sends after the first failure.
+    Their times are too coarse: whole seconds. But if a rank is killed, the other ranks lose their connections to it and
+    fail, or are ended by SIGTERM, which torchrun sends after the first failure.
     """
 
     def order(item: tuple[int, int]) -> int:
@@ -94,9 +94,9 @@ def _killed(directory: Path, rank: int, by: signal.Signals) -> str:
 
     steps = _steps(directory)
     ending = Ending(kind="killed").sentence(_steps(part_of(directory, rank)))
-    why = " (Linux does so if memory runs out)" if by is signal.SIGKILL else ""
-    text = f"rank {rank} was {ending} by {by.name}{why}, so the others were ended, too"
-    return f"{text}; {failures.way_on(directory, steps)}" if steps else text
+    why = " (Linux does this when memory runs out)" if by is signal.SIGKILL else ""
+    text = f"rank {rank} was {ending} by {by.name}{why}, so the other ranks were stopped"
+    return f"{text}; {failures.how_to_continue(directory, steps)}" if steps else text
 
 
 def _steps(directory: Path) -> int:
@@ -111,6 +111,6 @@ def end(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if stream:
             stream.flush()
-    # gloo's threads may let go of their last tensor while Python shuts down, which ends it with SIGABRT now and then:
+    # if a thread of gloo frees its last tensor while Python shuts down, the process may end with SIGABRT:
     # https://github.com/pytorch/pytorch/pull/179291
     os._exit(code)

@@ -21,7 +21,7 @@ def command(
         typer.Option(
             min=0,
             metavar="N",
-            help="Last step, to repeat all steps from --step to it.",
+            help="Last step: repeat all steps from --step to N.",
             show_default=False,
             rich_help_panel=STEPS,
         ),
@@ -58,7 +58,7 @@ def command(
 ) -> None:
     """Repeat a training step from its saved state, check that it is bit-identical, and find what made it NaN.
 
-    A step of several ranks is repeated in one process, and compared to rounding.
+    A step of several ranks is repeated in one process, and compared up to rounding.
 
     Exit codes: 0 every recorded number and the weights are the same, 1 something differs, 2 no such run or step.
     """

@@ -12,8 +12,6 @@ from gradwatch.autowatch.settings import ScriptSettings
 from gradwatch.cli.options import RUNS
 from gradwatch.paths import user_path
 
-"""Folder of new runs, where `gradwatch diagnose` looks for the newest."""
-
 
 def command(
     words: Annotated[
@@ -31,14 +29,14 @@ def command(
         ),
     ] = None,
     record: Annotated[
-        bool, typer.Option("--record", help="Keep what `gradwatch replay` needs to run a bad step again.")
+        bool, typer.Option("--record", help="Save the state that `gradwatch replay` needs to run a bad step again.")
     ] = False,
     in_place: Annotated[
         bool,
         typer.Option(
             "--in-place",
-            help="Record every operation, which is slow: an error of a backward pass about a tensor that was changed "
-            "in place then names the line that saved it and the line that wrote to it.",
+            help="Record every operation, which is slow. If a backward pass fails because a tensor was modified in "
+            "place, the error then names the line that saved the tensor and the line that modified it.",
         ),
     ] = False,
     total_steps: Annotated[
@@ -47,8 +45,8 @@ def command(
 ) -> None:
     """Run a training script, and watch it without editing it.
 
-    The models, optimizers, losses and steps of the script are found. The script keeps its output, its random numbers
-    and its exit code.
+    gradwatch finds the models, optimizers, losses and steps of the script. The output, the random numbers and the exit
+    code of the script stay the same.
     """
     target = Target(words)
     directory = user_path(run) if run else RUNS / target.name

@@ -25,7 +25,7 @@ def command(
     config: Annotated[
         Path | None,
         typer.Argument(
-            metavar="CONFIG", help="YAML file. Omit it with --resume, which reads the run's own.", show_default=False
+            metavar="CONFIG", help="YAML file. Omit it with --resume, which uses the run's config.", show_default=False
         ),
     ] = None,
     overrides: SetOption = None,
@@ -39,7 +39,7 @@ def command(
         typer.Option(
             metavar="N",
             min=1,
-            help="Start N ranks on this machine by torchrun; `train.parallel` says how they share the training.",
+            help="Start N ranks on this machine with torchrun; `train.parallel` says how they share the training.",
             show_default=False,
         ),
     ] = None,
@@ -111,7 +111,7 @@ def _forecast(training: TrainingState) -> int | None:
 
 
 def _settled(config: Config, load: Callable[[list[str]], Config], overrides: list[str]) -> Config:
-    """Return a config whose budget for activations is replaced by what the plan has chosen for it."""
+    """Return a config whose budget for activations is replaced with the setting that the plan chose."""
     section = config.train.activation_checkpointing
     if section == "none" or section == "sqrt" or section.budget is None:
         return config
@@ -145,7 +145,7 @@ def _check_start(config: Config, nproc: int) -> None:
 
 
 def _new_directory(config: Config) -> Path:
-    """Return a new run directory, which this process makes so that it knows the run of its ranks."""
+    """Return a new run directory, created here so that this process knows the run of its ranks."""
     from gradwatch.train.loop import new_directory
 
     return new_directory(config)

@@ -1,1 +1,1 @@
-"""Derive ranked causes from findings, each with a confirmation and remedies."""
+"""Derive ranked causes from findings, each with a way to confirm it and remedies."""

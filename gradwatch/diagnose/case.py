@@ -1,4 +1,4 @@
-"""Gather what remedies are chosen by: the findings of a cause, the run's numbers, its config or code, and its graph."""
+"""Gather the input of the remedies: the findings of a cause, and the numbers, config, layers and events of the run."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Case:
 
     @property
     def ignores_scale(self) -> bool:
-        """Whether every optimizer makes steps that do not depend on the gradient's scale."""
+        """Whether the steps of every optimizer are independent of the gradient's scale."""
         names = self.info.optimizer.split("+")
         return all(name in SCALE_INVARIANT for name in names)
 
@@ -111,7 +111,7 @@ class Case:
     def _is_so(self, key: str, value: object) -> bool:
         if key == "schedule":
             return self.settings.get("schedule.name") is None and not self.settings.get("schedule.warmup_steps")
-        # a section such as `train.clip` that is there counts as set, with whatever values
+        # a section such as `train.clip` counts as set if it is there, whatever its values
         return bool(self._below(key)) if isinstance(value, Mapping) else self.settings.get(key) == value
 
     def _below(self, key: str) -> list[str]:

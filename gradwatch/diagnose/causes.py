@@ -23,14 +23,14 @@ class Cause:
         name: Name to show to a person.
         leads: Kinds of findings that can lead to the cause, with the odds against causes outside the table.
         explains: Further kinds that follow from the cause, with the odds that each kind adds.
-        announced_by: Kinds of notes that may precede the cause by any number of steps, and belong to it.
+        announced_by: Kinds of notes that belong to the cause, however many steps before it they come.
         requires: Conditions without which the cause is ruled out.
         excludes: Conditions that rule the cause out.
         conditions: Conditions that make the cause likelier, or less likely, with their odds.
         because: One sentence on the mechanism.
         confirm: Test that confirms the cause.
-        is_confirmed_by_rerun: Whether a rerun of the step is the test, since it names the first bad operation.
-        remedies: Names of entries of `remedies.KNOWN`, the one that cures most cases first.
+        is_confirmed_by_rerun: Whether the test is to run the step again, which names the first bad operation.
+        remedies: Keys of `remedies.KNOWN`; the remedy that cures most cases comes first.
         source: Publication or page that describes the cause.
     """
 
@@ -155,10 +155,10 @@ CAUSES: tuple[Cause, ...] = (
         explains={"loss-plateau": 2, "overfitting": 2},
         requires=frozenset({Condition.NOT_LOADED}),
         because=(
-            "The names have a prefix that those of the model lack, such as `module.` of DataParallel, or the state "
-            "lies one level deeper in the file. With strict=False, names that do not match are skipped in silence."
+            "The names in the state have a prefix that the model's names lack, such as `module.` from DataParallel, or "
+            "the state is nested one level deeper in the file. With strict=False, other names are skipped silently."
         ),
-        confirm="Print what load_state_dict returns: all names of the model are among its missing keys.",
+        confirm="Print the return value of load_state_dict: its missing_keys lists every parameter of the model.",
         remedies=("match_names",),
         source="https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.load_state_dict",
     ),
@@ -228,8 +228,8 @@ CAUSES: tuple[Cause, ...] = (
             " targets, a sum instead of a mean, a deep network without normalization."
         ),
         confirm=(
-            "Print the first loss and the standard deviation of each layer's output: the first one far from 1 is the "
-            "place."
+            "Print the first loss and the standard deviation of each layer's output: the first value far from 1 marks "
+            "the place."
         ),
         remedies=("standardize", "normalize"),
         source="LeCun et al. 1998, Efficient BackProp, sec. 4.3, https://doi.org/10.1007/3-540-49430-8_2",
@@ -242,7 +242,8 @@ CAUSES: tuple[Cause, ...] = (
         requires=frozenset({Condition.BACKWARD_GAIN}),
         conditions={Condition.LARGE_INPUTS: 0.1, Condition.AMPLIFIED: 4},
         because=(
-            "Backprop amplifies the gradient because each layer adds up many values without dividing by their number."
+            "Backpropagation amplifies the gradient because each layer sums many values without dividing by their "
+            "number."
         ),
         confirm="Print the norm of the activations layer by layer: it grows with the number of values that are summed.",
         remedies=("divide_sums",),
@@ -269,8 +270,8 @@ CAUSES: tuple[Cause, ...] = (
         explains={"gradient-spike": 3, "oscillating-gradient": 3, "learning-rate-too-high": 1.5, "loss-plateau": 1.5},
         requires=frozenset({Condition.JUMPING}),
         because=(
-            "Over a divisor of 0 plus an epsilon of 1e-6, a value of order one becomes a million: a deviation of equal "
-            "values, a count of 0."
+            "A value of order 1 divided by 0 plus an epsilon of 1e-6 becomes a million. Usual divisors of 0: the "
+            "standard deviation of equal values, a count."
         ),
         confirm="Print the smallest and the largest divisor of each batch: they differ by orders of magnitude.",
         remedies=("bound_divisor",),
@@ -282,7 +283,7 @@ CAUSES: tuple[Cause, ...] = (
         leads={"exploding-gradient": 0.8, "oscillating-gradient": 0.3},
         explains={"non-finite": 2, "gradient-spike": 1.5, "loss-plateau": 2},
         conditions={Condition.LATE: 2.5, Condition.RATE_JUMPED: 0.2, Condition.AT_START: 0.3},
-        because="If the model makes its own targets (bootstrapped values, pseudo-labels), an error feeds itself.",
+        because="If the model makes its own targets (bootstrapped values, pseudo-labels), errors feed on themselves.",
         confirm="Freeze the network that makes the targets for 100 steps: the climb must stop.",
         remedies=("freeze_target",),
         source="van Hasselt et al. 2018, https://arxiv.org/abs/1812.02648",
@@ -324,9 +325,10 @@ CAUSES: tuple[Cause, ...] = (
         leads={"loss-scale-collapse": 10},
         explains={"non-finite": 4, "not-optimized": 2, "loss-plateau": 2, "fp16-underflow": 1.5},
         because=(
-            "An overflow disappears at a lower scale. Updates that are skipped again and again have NaN at any scale."
+            "An overflow disappears at a lower loss scale. If updates are skipped again and again, the gradients are "
+            "NaN at any scale."
         ),
-        confirm="Run the step again: its first bad operation is named, with the line and the samples.",
+        confirm="Run the step again: the rerun names the first bad operation, its line and the samples.",
         is_confirmed_by_rerun=True,
         remedies=("stable_formula", "find_operation"),
         source="PyTorch, torch.amp.GradScaler, https://pytorch.org/docs/stable/amp.html",
@@ -350,7 +352,7 @@ CAUSES: tuple[Cause, ...] = (
         explains={"saturated-activation": 4, "loss-plateau": 3, "dead-layer": 2},
         requires=frozenset({Condition.UNMOVED}),
         conditions={Condition.CONSTANT_OUTPUT: 4},
-        because="The output is the same, whatever the weights before it: a softmax over one unit, for example.",
+        because="The output is the same whatever the weights are, as after a softmax over a single unit.",
         confirm="Perturb the weights and compare the outputs: they do not change.",
         remedies=("single_unit",),
         source="StackOverflow 42800203, https://stackoverflow.com/questions/42800203",
@@ -395,7 +397,8 @@ CAUSES: tuple[Cause, ...] = (
         leads={"rising-sparsity": 6},
         explains={"dead-relu": 3, "dead-layer": 2, "loss-plateau": 1.5},
         because=(
-            "A unit that is zero for every batch has no gradient and cannot recover; more and more units end there."
+            "A unit that is zero for every batch has no gradient and cannot recover; more and more units get stuck "
+            "at zero."
         ),
         confirm="Halve the L1 penalty, weight decay or learning rate: the fraction of zeros must rise more slowly.",
         remedies=("leaky_relu", "lower_rate"),
@@ -424,7 +427,7 @@ CAUSES: tuple[Cause, ...] = (
             "log(0), 0 / 0, a square root or norm at 0, or an exponential that overflows gives Inf, and Inf times 0 is "
             "NaN."
         ),
-        confirm="Run the step again: its first bad operation is named, with the line and the samples.",
+        confirm="Run the step again: the rerun names the first bad operation, its line and the samples.",
         is_confirmed_by_rerun=True,
         remedies=("stable_formula", "find_operation"),
         source="PyTorch, numerical accuracy, https://pytorch.org/docs/stable/notes/numerical_accuracy.html",
@@ -433,14 +436,14 @@ CAUSES: tuple[Cause, ...] = (
         id="latent-formula",
         name="formula with a stable form",
         leads={"unstable-formula": 20},
-        because="The formula is finite for the values of today; it overflows or rounds to log(0) for larger ones.",
-        confirm="Evaluate it in float64 next to float32: gradwatch.precision names the digits that it loses now.",
+        because="The formula is finite for the current values, but overflows or rounds to log(0) for larger values.",
+        confirm="Evaluate it in float32 and float64: gradwatch.precision shows how many digits it loses now.",
         remedies=("stable_formula",),
         source="Higham 2002, Accuracy and Stability of Numerical Algorithms, https://doi.org/10.1137/1.9780898718027",
     ),
     Cause(
         id="empty-mean",
-        name="batch in which no label counts",
+        name="batch in which every label is ignored",
         leads={"non-finite": 20},
         requires=frozenset({Condition.EMPTY_MEAN}),
         because="A mean over nothing is 0 / 0, which is NaN. Its gradient is 0, so the weights do not change.",
@@ -453,7 +456,7 @@ CAUSES: tuple[Cause, ...] = (
         name="loss that is 0 whatever the model does",
         leads={"loss-plateau": 20},
         requires=frozenset({Condition.ZERO_LOSS}),
-        because="A loss of exactly 0 has a gradient of 0: each margin is met, there is one class, or no label counts.",
+        because="A loss of 0 has no gradient: every margin is met, there is only one class, or every label is ignored.",
         confirm="Print the terms of the loss for one batch: its labels, its mask, and the distance to the margin.",
         remedies=("count_terms", "single_unit"),
         source="PyTorch, MarginRankingLoss, https://pytorch.org/docs/stable/generated/torch.nn.MarginRankingLoss.html",
@@ -472,7 +475,7 @@ CAUSES: tuple[Cause, ...] = (
             Condition.STEEP: 0.3,
         },
         because="One NaN or Inf in a batch makes the loss and every gradient NaN or Inf.",
-        confirm="Run the step again: it names the samples with NaN or Inf, if there are any.",
+        confirm="Run the step again: the rerun names the samples with NaN or Inf, if there are any.",
         is_confirmed_by_rerun=True,
         remedies=("clean_data",),
         source="PyTorch, torch.isfinite, https://pytorch.org/docs/stable/generated/torch.isfinite.html",
@@ -486,7 +489,7 @@ CAUSES: tuple[Cause, ...] = (
         because=(
             "The largest float16 number is 65504: large activations, sums over many values and exponentials overflow."
         ),
-        confirm="Run the step again: it tells whether the same step is finite in float32.",
+        confirm="Run the step again: the rerun tells whether the same step is finite in float32.",
         is_confirmed_by_rerun=True,
         remedies=("bf16", "find_operation"),
         source="Micikevicius et al. 2018, https://arxiv.org/abs/1710.03740, sec. 3.3",
@@ -504,8 +507,8 @@ CAUSES: tuple[Cause, ...] = (
         },
         conditions={Condition.UNCLIPPED: 1.2, Condition.RATE_JUMPED: 0.1, Condition.RATE_RISING: 0.1},
         because=(
-            "If the gradient of one batch is far larger than all others, its data are the reason: scale, labels or an "
-            "outlier."
+            "If one batch has a far larger gradient than all others, its data are the reason: their scale, their "
+            "labels or an outlier."
         ),
         confirm=(
             "Inspect the batch of that step: its hash is in the history. Print the range of its inputs and its labels."
@@ -519,7 +522,7 @@ CAUSES: tuple[Cause, ...] = (
         leads={"oscillating-gradient": 3},
         explains={"gradient-spike": 3, "loss-plateau": 2, "exploding-gradient": 1.5},
         conditions={Condition.WAVES: 4},
-        because="Consecutive batches are of one kind: each group of batches undoes what the previous group taught.",
+        because="Consecutive batches are alike: each group of batches undoes what the previous group taught.",
         confirm="Print the labels of consecutive batches; shuffle and run again.",
         remedies=("shuffle",),
         source="LeCun et al. 1998, Efficient BackProp, sec. 4.2, https://doi.org/10.1007/3-540-49430-8_2",
@@ -552,7 +555,7 @@ CAUSES: tuple[Cause, ...] = (
             Condition.SHUT: 0.2,
         },
         because="The gradient of a layer is proportional to its input, and its output grows with the input.",
-        confirm="Print mean and standard deviation of every input feature: layers expect about 0 and 1.",
+        confirm="Print the mean and the standard deviation of every input feature: layers expect about 0 and 1.",
         remedies=("standardize",),
         source="LeCun et al. 1998, Efficient BackProp, sec. 4.3, https://doi.org/10.1007/3-540-49430-8_2",
     ),
@@ -563,8 +566,8 @@ CAUSES: tuple[Cause, ...] = (
         explains={"dead-relu": 8, "dead-layer": 1.5, "no-gradient": 1.5, "rising-sparsity": 1.5},
         requires=frozenset({Condition.TARGETS_OUT_OF_RANGE}),
         because=(
-            "tanh ends at -1 and 1, a sigmoid at 0 and 1, a ReLU at 0: targets outside that range keep the activation "
-            "saturated."
+            "tanh ranges from -1 to 1, a sigmoid from 0 to 1, and a ReLU starts at 0: targets outside that range keep "
+            "the activation saturated."
         ),
         confirm="Print the smallest and the largest target, and the range of the last activation.",
         remedies=("fit_range",),
@@ -583,13 +586,13 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         id="policy-steps",
-        name="too many or too large updates on the same samples of a policy",
+        name="policy updates that are too many or too large for the same samples",
         leads={"policy-divergence": 6},
         explains={"saturated-activation": 2, "loss-plateau": 1.5, "gradient-spike": 1.5, "dead-layer": 1.2},
         conditions={Condition.RATIO_AT_ONCE: 0.5},
         because=(
-            "Each pass over the same samples moves the policy further, and a clip only ends the gradient of a "
-            "sample that has moved too far already."
+            "Each pass over the same samples moves the policy further, and clipping only stops the gradient of a "
+            "sample that has already moved too far."
         ),
         confirm="Print the divergence after each pass over the samples: it grows from pass to pass.",
         remedies=("lower_rate", "fewer_passes"),
@@ -598,14 +601,15 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         id="other-ratios",
-        name="earlier log-probabilities of other samples, or of another distribution",
+        name="old log-probabilities of other samples or of another distribution",
         leads={"policy-divergence": 4},
         explains={"loss-plateau": 2, "gradient-spike": 1.5},
         requires=frozenset({Condition.RATIO_AT_ONCE}),
         conditions={Condition.RATIO_AT_ONCE: 2},
         because=(
-            "In the first pass over new samples the policy is the one that drew them, so each ratio is 1. A shuffle of "
-            "one of the two, another mode of the model, or another sum over dimensions makes it another number."
+            "In the first pass over new samples, the policy is the one that drew them, so each ratio is 1. It is not "
+            "if only the old or the new log-probabilities are shuffled, if the mode of the model differs, or if the "
+            "sums over dimensions differ."
         ),
         confirm="Print the ratios of the first pass over new samples: they must be 1.",
         remedies=("same_log_probs",),
@@ -620,7 +624,7 @@ CAUSES: tuple[Cause, ...] = (
         conditions={Condition.AT_START: 2, Condition.LARGE_INPUTS: 0.1},
         because=(
             "The softmax picks one entry and saturates. A dot product over d dimensions has a standard deviation of "
-            "sqrt(d) unless it is divided by that, and a larger one if queries and keys are larger than 1."
+            "sqrt(d) unless it is divided by sqrt(d), and a larger one if queries and keys are larger than 1."
         ),
         confirm="Print the standard deviation of the scores before the softmax: it must be near 1.",
         remedies=("divide_scores",),
@@ -633,7 +637,7 @@ CAUSES: tuple[Cause, ...] = (
         explains={"loss-plateau": 2, "gradient-spike": 1.5, "exploding-gradient": 1.2, "layer-imbalance": 1.2},
         because=(
             "Logits are products of queries and keys, so they grow with the square of the weights. A rate that is too "
-            "high for these weights drives the softmax to single keys, from where no gradient leads back."
+            "high for these weights drives the softmax to single keys, and no gradient leads back from there."
         ),
         confirm="Run the same steps at a tenth of the rate, or with normalized queries and keys: logits stay small.",
         remedies=("lower_rate", "normalize_queries"),
@@ -641,13 +645,13 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         id="unbalanced-router",
-        name="a router that nothing balances",
+        name="router without load balancing",
         leads={"dead-layer": 12},
         explains={"no-gradient": 3, "rising-sparsity": 2, "saturated-activation": 2, "loss-plateau": 1.5},
         requires=frozenset({Condition.UNUSED_EXPERTS}),
         because=(
             "An expert that is chosen learns and is chosen more often, so a router converges to the same few experts "
-            "unless a loss or a bias balances the load. A high rate and large logits make it faster."
+            "unless a loss or a bias balances the load. A high rate and large logits speed this up."
         ),
         confirm="Print the share of tokens of each expert, with and without a loss that balances them.",
         remedies=("balance_experts", "calm_router"),
@@ -656,13 +660,14 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         id="unused-latent",
-        name="latent that the decoder does without",
+        name="latent that the decoder ignores",
         leads={"dead-layer": 20},
         explains={"rising-sparsity": 5, "dead-relu": 2, "vanishing-gradient": 2, "loss-plateau": 2},
         requires=frozenset({Condition.UNUSED_LATENT}),
         because=(
             "The divergence pulls the latent to the prior before the decoder has learned to use it. This is likely if "
-            "the error is averaged over what the divergence is summed over, or if the decoder sees its own outputs."
+            "the error is averaged over dimensions and the divergence is summed, or if the decoder sees its own "
+            "outputs."
         ),
         confirm="Print the divergence from the prior: it is close to 0 nats.",
         remedies=("free_bits",),
@@ -677,9 +682,9 @@ CAUSES: tuple[Cause, ...] = (
         requires=frozenset({Condition.UNREGISTERED}),
         because=(
             "Modules in a plain list are not submodules: parameters(), to() and state_dict() leave them out. A "
-            "parameter that forward() makes is missing as well, and is drawn again at each step."
+            "parameter that forward() creates is missing as well, and is initialized again at each step."
         ),
-        confirm="Print the names of model.named_parameters(): these are missing.",
+        confirm="Print the names of model.named_parameters(): these layers are missing.",
         remedies=("register",),
         source="PyTorch, nn.ModuleList, https://pytorch.org/docs/stable/generated/torch.nn.ModuleList.html",
     ),
@@ -713,31 +718,31 @@ CAUSES: tuple[Cause, ...] = (
         explains={"loss-plateau": 2, "learning-rate-too-low": 2},
         requires=frozenset({Condition.IN_OPTIMIZER}),
         excludes=frozenset({Condition.UPDATES_MISSING, Condition.FROZEN}),
-        because="An update below half of the weight's last digit is rounded away: bfloat16 has 8 bits.",
+        because="An update below half of the weight's last bit is rounded away: bfloat16 has 8 significant bits.",
         confirm="Check the dtype of the parameters and update.ratio: below 2^-9 a bfloat16 weight does not change.",
         remedies=("master_weights", "raise_rate"),
         source="Zamirai et al. 2020, Revisiting BFloat16 training, https://arxiv.org/abs/2010.06192",
     ),
     Cause(
         id="no-step",
-        name="loop without a step of the optimizer",
+        name="loop that never calls optimizer.step()",
         leads={"not-optimized": 20},
         explains={"loss-plateau": 2},
         requires=frozenset({Condition.NEVER_STEPPED}),
-        because="Gradients are computed, and nothing uses them.",
+        because="Gradients are computed, but nothing uses them.",
         confirm="Print a weight at two steps: it stays the same, bit for bit.",
         remedies=("call_step",),
         source="PyTorch, torch.optim, https://pytorch.org/docs/stable/optim.html",
     ),
     Cause(
         id="optimizer-in-the-loop",
-        name="optimizer built again for each update",
+        name="optimizer rebuilt for each update",
         leads={"not-optimized": 20},
         explains={"oscillating-gradient": 3, "learning-rate-too-high": 3, "loss-plateau": 1.5},
         requires=frozenset({Condition.OPTIMIZER_REBUILT}),
         because=(
-            "A new Adam divides each gradient by its own size, so each weight moves by the whole rate each time, and "
-            "the noise of the batches is not averaged."
+            "A new Adam divides each gradient by its own size, so each weight moves by the full learning rate each "
+            "time, and the noise of the batches is not averaged."
         ),
         confirm="Print len(optimizer.state) just before optimizer.step(): it is 0 at every step.",
         remedies=("build_once",),
@@ -750,7 +755,7 @@ CAUSES: tuple[Cause, ...] = (
         explains={"loss-plateau": 2},
         requires=frozenset({Condition.UPDATES_MISSING}),
         excludes=frozenset({Condition.NEVER_STEPPED}),
-        because="The step leaves the weights as they are: it has other tensors, or sees no gradient when it runs.",
+        because="optimizer.step() changes no weight: the optimizer holds other tensors, or finds no gradient.",
         confirm="Compare a weight before and after optimizer.step(): it stays the same, bit for bit.",
         remedies=("make_updates",),
         source="PyTorch, torch.optim, https://pytorch.org/docs/stable/optim.html",
@@ -783,13 +788,13 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         id="rate-as-factor",
-        name="schedule that returns a rate in place of a factor",
+        name="schedule that returns a rate instead of a factor",
         leads={"learning-rate-too-low": 40},
         explains={"loss-plateau": 4, "not-optimized": 3},
         requires=frozenset({Condition.RATE_SQUARED}),
         because=(
-            "`LambdaLR` multiplies the learning rate of the optimizer by what its function returns. A function that "
-            "returns a rate makes it the square."
+            "`LambdaLR` multiplies the learning rate of the optimizer by the return value of its function. If that is "
+            "a rate, the result is its square."
         ),
         confirm="Print optimizer.param_groups[0]['lr'] after the warm-up, next to the rate given to the optimizer.",
         remedies=("return_factor",),
@@ -823,10 +828,10 @@ CAUSES: tuple[Cause, ...] = (
         explains={"no-gradient": 5, "dead-layer": 5, "loss-plateau": 5},
         requires=frozenset({Condition.EQUAL_SAMPLES}),
         because=(
-            "Something between the files and the model removes what is in them: a division of integers, a second "
+            "A step between the files and the model removes the content: an integer division, a second "
             "normalization, a tokenizer that knows none of the words."
         ),
-        confirm="Print the least, the largest and the mean of a batch, before and after each transform.",
+        confirm="Print the minimum, the maximum and the mean of a batch before and after each transform.",
         remedies=("inspect_inputs",),
         source="Karpathy 2019, https://karpathy.github.io/2019/04/25/recipe/ (visualize just before the net)",
     ),
@@ -837,8 +842,8 @@ CAUSES: tuple[Cause, ...] = (
         explains={"loss-plateau": 1.5, "vanishing-gradient": 2},
         requires=frozenset({Condition.LABELS_EQUAL}),
         because=(
-            "The model only has to say the same for every input. Often a column is read wrongly, integers are divided, "
-            "or the data are sorted by class."
+            "The model only has to give the same answer for every input. Usual reasons: the wrong column is read, an "
+            "integer division, data sorted by class."
         ),
         confirm="Count the labels of each class over one epoch.",
         remedies=("inspect_labels",),
@@ -884,8 +889,8 @@ CAUSES: tuple[Cause, ...] = (
         leads={"loss-plateau": 20},
         requires=frozenset({Condition.OUTPUTS_AVERAGED}),
         because=(
-            "The errors of the samples cancel in their mean, so the loss is small once their mean is right, "
-            "whatever each output is."
+            "The errors of the samples cancel in their mean, so the loss is small once the mean output is right, "
+            "however wrong each output is."
         ),
         confirm="Shuffle the targets within a batch: the loss stays the same.",
         remedies=("average_last",),
@@ -903,13 +908,13 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         id="sequence-along-batch",
-        name="layer of sequences runs along the batch",
+        name="sequence layer that runs along the batch",
         leads={"loss-plateau": 20},
         explains={"overfitting": 1.5},
         requires=frozenset({Condition.SEQUENCE_AXIS}),
         because=(
-            "Without `batch_first=True`, layers of sequences expect the steps in the first dimension. This one mixes "
-            "the samples of a batch, and sees nothing of the order of a sequence."
+            "Without `batch_first=True`, sequence layers expect the steps in the first dimension. This layer mixes "
+            "the samples of a batch, and sees nothing of the order within a sequence."
         ),
         confirm="Change one sample of a batch: the outputs of the other samples must stay the same.",
         remedies=("batch_first",),
@@ -917,12 +922,12 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         id="labels-too-far-ahead",
-        name="labels that are shifted two times",
+        name="labels that are shifted twice",
         leads={"loss-plateau": 20},
         requires=frozenset({Condition.TARGETS_AHEAD}),
         because=(
             "The data set shifts the labels by one token, and the model or the loss shifts them again. So the model "
-            "learns to skip a token, which is harder than the next one, and of no use."
+            "learns to predict the token after the next one, which is harder and of no use."
         ),
         confirm="Print a row of input tokens and of labels at the loss: each label must be the next input token.",
         remedies=("shift_once",),
@@ -930,22 +935,22 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         id="reads-padding",
-        name="a model that reads the padding of its sequences",
+        name="model that reads the padding of its sequences",
         leads={"vanishing-gradient": 20},
         explains={"dead-layer": 8, "loss-plateau": 8, "rising-sparsity": 2},
         requires=frozenset({Condition.PADDING_READ}),
         because=(
-            "The output at the end of a padded sequence is used, where a recurrent layer has forgotten the tokens. So "
-            "next to no gradient reaches them."
+            "The model uses the output at the end of the padding, where a recurrent layer has forgotten the tokens. So "
+            "almost no gradient reaches them."
         ),
-        confirm="Print the index at which each sequence is read: it must be that of its last token.",
+        confirm="Print the index at which each sequence is read: it must be the index of its last token.",
         remedies=("last_token",),
         source="PyTorch, pack_padded_sequence, "
         "https://pytorch.org/docs/stable/generated/torch.nn.utils.rnn.pack_padded_sequence.html",
     ),
     Cause(
         id="opposite-mask",
-        name="an attention mask with the opposite meaning",
+        name="inverted attention mask",
         leads={"loss-plateau": 20},
         explains={"attention-collapse": 3, "vanishing-gradient": 1.5, "dead-layer": 1.5},
         requires=frozenset({Condition.PADDING_ATTENDED}),
@@ -960,7 +965,7 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         id="no-causal-mask",
-        name="positions that see the tokens after them",
+        name="positions that see later tokens",
         leads={"target-leakage": 20},
         excludes=frozenset({Condition.TARGETS_COPIED}),
         because="The label of each position is an input of the model, so the model only has to copy it.",
@@ -974,8 +979,8 @@ CAUSES: tuple[Cause, ...] = (
         leads={"target-leakage": 20},
         requires=frozenset({Condition.TARGETS_COPIED}),
         because=(
-            "A decoder must get the labels shifted by one position, and an encoder must not see the tokens that it is "
-            "to fill in. Here, the model only has to copy its input."
+            "A decoder must get the labels shifted by one position, and an encoder must not see the tokens that it "
+            "has to predict. Here, the model only has to copy its input."
         ),
         confirm="Print a row of input tokens and of labels: they are the same.",
         remedies=("shift_inputs",),
@@ -983,7 +988,7 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         id="strong-weight-decay",
-        name="weight decay outweighs the gradient",
+        name="weight decay that outweighs the gradient",
         leads={"loss-plateau": 20},
         explains={
             "dead-relu": 2,
@@ -1037,8 +1042,8 @@ CAUSES: tuple[Cause, ...] = (
             "learning-rate-too-low": 1.5,
         },
         excludes=frozenset({Condition.SOFTMAX_OVER_BATCH}),
-        because="The loss applies its own softmax, sigmoid or logarithm to scores, which must be of any sign and size.",
-        confirm="Remove the last activation from the model: the first loss of C classes becomes about ln C.",
+        because="The loss applies its own softmax, sigmoid or logarithm, so it needs scores of any sign and size.",
+        confirm="Remove the last activation from the model: with C classes, the first loss becomes about ln C.",
         remedies=("drop_activation",),
         source="PyTorch, https://pytorch.org/docs/stable/generated/torch.nn.CrossEntropyLoss.html",
     ),
@@ -1104,7 +1109,7 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         id="unrelated-loss",
-        name="loss does not depend on the inputs as intended",
+        name="loss that does not depend on the inputs as intended",
         leads={"loss-plateau": 3},
         explains={"oscillating-gradient": 1.5, "vanishing-gradient": 1.2},
         excludes=frozenset({Condition.BROADCAST}),
@@ -1125,7 +1130,7 @@ CAUSES: tuple[Cause, ...] = (
         leads={"unsynchronized-gradient": 12},
         explains={"rank-divergence": 4},
         excludes=frozenset({Condition.RANK_CLIPPED, Condition.RANK_FACTOR}),
-        because="The backward pass runs outside of the wrapper that averages, or in a no_sync() block to its end.",
+        because="The backward pass bypasses the wrapper that averages, or even the last micro-batch is in no_sync().",
         confirm="Print the norm of a gradient on each rank before optimizer.step(): they must be equal.",
         remedies=("average_gradients",),
         source=DDP,
@@ -1146,7 +1151,7 @@ CAUSES: tuple[Cause, ...] = (
         leads={"unsynchronized-gradient": 20},
         explains={"learning-rate-too-high": 3, "exploding-gradient": 2, "learning-rate-too-low": 3},
         requires=frozenset({Condition.RANK_FACTOR}),
-        because="all_reduce adds the gradients up; the average needs one division by the number of ranks.",
+        because="all_reduce sums the gradients; the average needs one division by the number of ranks.",
         confirm="Compare a gradient with the mean of the gradients of all ranks before the reduction.",
         remedies=("divide_by_ranks",),
         source=DDP,
@@ -1163,17 +1168,17 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         id="different-moments",
-        name="states of the optimizers that differ between the ranks",
+        name="optimizer states that differ between the ranks",
         leads={"rank-divergence": 12},
         requires=frozenset({Condition.RANK_MOMENTS}),
-        because="DDP averages gradients and broadcasts weights, but moments are each rank's own.",
+        because="DDP averages gradients and broadcasts weights, but each rank keeps its own moments.",
         confirm="Print len(optimizer.state) and the norm of a moment on each rank: they must be equal.",
         remedies=("load_optimizer",),
         source=DDP,
     ),
     Cause(
         id="shared-batches",
-        name="ranks train on the same data",
+        name="ranks that train on the same data",
         leads={"rank-data": 12},
         explains={"overfitting": 2},
         excludes=frozenset({Condition.RANK_ORDER}),
@@ -1184,7 +1189,7 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         id="equal-epochs",
-        name="a DistributedSampler without set_epoch",
+        name="DistributedSampler without set_epoch",
         leads={"rank-data": 12},
         explains={"overfitting": 1.5},
         requires=frozenset({Condition.RANK_ORDER}),
@@ -1206,13 +1211,13 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         id="nan-on-rank",
-        name="a formula that fails on the batch of one rank",
+        name="formula that fails on the batch of one rank",
         leads={"rank-non-finite": 10, "non-finite": 40},
         explains={"exploding-gradient": 2, "gradient-spike": 2, "dead-layer": 2},
         requires=frozenset({Condition.RANK_NAN}),
         excludes=frozenset({Condition.RANK_INPUTS_BAD}),
         because="The average of the gradients carries the NaN of one rank to all ranks in the same step.",
-        confirm="Run the step of that rank again, which names the first bad operation.",
+        confirm="Run the step of that rank again: the rerun names the first bad operation.",
         is_confirmed_by_rerun=True,
         remedies=("record_ranks",),
         source=DDP,
@@ -1231,7 +1236,7 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         id="own-statistics",
-        name="running statistics of each rank's own",
+        name="running statistics that differ between the ranks",
         leads={"rank-setting": 12},
         explains={"train-eval-mismatch": 3},
         requires=frozenset({Condition.RANK_BUFFERS}),
@@ -1252,7 +1257,7 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         id="kept-graphs",
-        name="tensors that are kept with their graphs",
+        name="tensors kept with their graphs",
         leads={"graph-leak": 20},
         explains={"memory-growth": 8, "out-of-memory": 3},
         because="A tensor with a graph keeps the graph of its whole history alive.",
@@ -1262,7 +1267,7 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         id="evaluation-graphs",
-        name="an evaluation with autograd on",
+        name="evaluation with autograd enabled",
         leads={"evaluation-with-graph": 20},
         explains={"out-of-memory": 1.5},
         because="Autograd keeps the activations of every pass for a backward pass that never comes.",
@@ -1272,10 +1277,10 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         id="growing-collection",
-        name="a collection that grows at every step",
+        name="collection that grows at every step",
         leads={"memory-growth": 4},
         explains={"out-of-memory": 3},
-        because="Memory in use grows by the same amount in each part of the run, which no training step needs.",
+        because="The memory in use grows evenly over the run, although every training step needs the same amount.",
         confirm="Print the lengths of the lists and dictionaries of the loop every 100 steps.",
         remedies=("bound_collection",),
         source=MEMORY_FAQ,
@@ -1292,7 +1297,7 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         id="step-too-large",
-        name="a step that needs more memory than there is",
+        name="step that needs more memory than there is",
         leads={"out-of-memory": 4},
         because="The weights, the state of the optimizer and the activations of one batch do not fit together.",
         confirm="Plan the step: gradwatch plan CONFIG, or gradwatch.plan(model, step, *batch, optimizer=optimizer).",
@@ -1300,8 +1305,9 @@ CAUSES: tuple[Cause, ...] = (
         source=MEMORY_FAQ,
     ),
 )
-"""All known causes. A kind that leads to no cause is reported as unexplained, with a hint what to check."""
+"""All known causes. A kind that leads to no cause is reported as unexplained, with a hint on what to check."""
 
 
 def cause_of(cause_id: str) -> Cause:
+    """Return the cause with an id."""
     return next(cause for cause in CAUSES if cause.id == cause_id)

@@ -54,8 +54,8 @@ class Condition(enum.Enum):
     """The largest learning rate is the square of the one that the optimizer was given."""
 
     MODERATE_SGD = enum.auto()
-    """The optimizer is SGD at a rate of at most 0.1, and the gradient was steep or the run at its start: large updates
-    come from large gradients."""
+    """The optimizer is SGD at a rate of at most 0.1, and the gradient was steep or the run had just begun: large
+    updates then come from large gradients."""
 
     AT_FIRST_STEP = enum.auto()
     """The finding is at step 0."""
@@ -124,11 +124,10 @@ class Condition(enum.Enum):
     """The gradient is zero, not None."""
 
     LARGE_INPUTS = enum.auto()
-    """The gradients of the layer, or of the first one, show inputs far larger than 1. A backward gain is
-    judged by the first layer."""
+    """The gradients of the layer, or of the first layer for a backward gain, show inputs far larger than 1."""
 
     USUAL_INPUTS = enum.auto()
-    """The gradients of the layer, or of the first one, show inputs of usual size."""
+    """The gradients of the layer, or of the first layer for a backward gain, show inputs of usual size."""
 
     NONE_GRADIENT = enum.auto()
     """The gradient is None: a factor of zero would give zero."""
@@ -239,7 +238,7 @@ class Condition(enum.Enum):
     """The loss uses parameters that the model does not register."""
 
     STATISTICS_DIFFER = enum.auto()
-    """Normalization statistics disagree; all modules have the right mode."""
+    """No module is in the wrong mode, so the statistics of a normalization are to blame."""
 
     DRAWS_ENDED = enum.auto()
     """The finding names modules that drew random numbers until the first evaluation."""

@@ -77,10 +77,10 @@ MODERATE_RATE = 0.1
 """Rate that plain SGD tolerates if gradients are of usual size: PyTorch's examples use up to 0.1."""
 
 LARGE_INPUT = 30.0
-"""Root mean square of an input, as the layer's gradients show it, that no normalized data have."""
+"""Root mean square of an input, as the layer's gradients show it, above which the data are not normalized."""
 
 USUAL_INPUT = 5.0
-"""The same for inputs that are not to blame; normalized data are at 1."""
+"""Root mean square of an input below which the inputs are not to blame; normalized data are at 1."""
 
 RATIO_NATS = 0.1
 """Divergence of a policy in the first pass over new samples, where it must be 0; one of 8 readings is often there."""
@@ -129,7 +129,7 @@ def _of_layer(history: History, leading: Finding) -> dict[Condition, bool]:
     # a parameter is no activation: then any softmax of the model counts
     is_softmax = any(name.startswith("Softmax") for name in own or {a.module_type for a in activations})
     affected = layers_of(history, leading.layer)
-    # a backward gain ends at a layer whose inputs the network makes; the first layer shows the size of the data
+    # a backward gain ends at a layer whose inputs the network computes; the first layer shows the size of the data
     is_gain = any(q.key == "backward.gain_decades" for q in leading.evidence)
     input_size = _input_size(history, None if is_gain else leading.layer)
     is_last = bool(activations) and leading.layer == activations[-1].name and not is_softmax
@@ -276,10 +276,10 @@ def _is_zeroed(history: History) -> bool:
 
 
 def _input_size(history: History, name: str | None) -> float:
-    """Return the root mean square of a layer's input as its gradients show it; nan if they do not.
+    """Return the root mean square of a layer's input as its gradients show it, or nan if they cannot show it.
 
-    The gradient of the weight is the sum of g x over the batch, and the gradient of the bias the sum of g. Of a finding
-    that names no layer with both, the first layer of the model is measured.
+    The gradient of the weight is the sum of g x over the batch, and the gradient of the bias is the sum of g. If `name`
+    is no layer with both, the first layer of the model is measured.
     """
     layers = history.info.layers
     if any("Norm" in layer.module_type for layer in layers) or not len(history.param):

@@ -1,4 +1,4 @@
-"""Write the stable form of an operation that the autograd graph shows near its singular point."""
+"""Write the stable form of an unstable formula in the autograd graph."""
 
 from __future__ import annotations
 
@@ -23,4 +23,4 @@ def stable_formula(case: Case) -> Remedy | None:
 def _remedy(case: Case, code: str, layer: str | None) -> Remedy:
     after = f" after {case.variable(layer)}" if layer else ""
     guard = ", with eps = 1e-6" if "eps" in code else ""
-    return Remedy(text=f"write the operation{after} that the autograd graph shows as {code}{guard}", code=code)
+    return Remedy(text=f"rewrite the operation{after}, which the autograd graph shows, as {code}{guard}", code=code)

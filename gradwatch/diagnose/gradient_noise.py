@@ -1,4 +1,4 @@
-"""Estimate the gradient noise scale, the batch size with equal noise and signal, from two batch sizes."""
+"""Estimate the gradient noise scale, the batch size at which noise equals signal, from two batch sizes."""
 
 # T = sampled steps
 
@@ -17,7 +17,7 @@ MIN_SAMPLED_STEPS = 8
 """Minimum number of sampled steps for an estimate: each step gives a difference of two noisy squares."""
 
 MAX_RANK_STEPS = 8
-"""Maximum number of the newest readings of the ranks: the first of 20 are of the first five steps."""
+"""Maximum number of readings of the ranks, the newest first: of 20 readings, the oldest are from the first 5 steps."""
 
 
 @final
@@ -27,8 +27,8 @@ class NoiseScale:
 
     Args:
         samples: The scale, in samples if the loop passes its batches, else in micro-batches or batches of a rank.
-            Batches far below the scale average little of their noise away: twice the batch then allows nearly twice the
-            rate. Batches far above it cost more than they give. inf if the noise hides the signal.
+            In batches far below the scale, noise dominates: twice the batch then allows nearly twice the rate. Batches
+            far above it cost more than they gain. inf if the noise hides the signal.
         batch: Size of a step's batch, in the same unit.
         steps: Number of sampled steps in the average.
     """
@@ -61,7 +61,7 @@ def noise_scale(history: History) -> NoiseScale | None:
         events = [event.values for event in history.events if event.kind == RANK_NOISE.name][-MAX_RANK_STEPS:]
         count = int(events[-1]["ranks"]) if events else 1
         small_T, big_T = (np.array([values[name] for values in events]) for name in ("local", "average"))
-        batch *= count  # of rank 0 so far
+        batch *= count  # `samples_per_s` counts the samples of rank 0 only
     known_T = np.isfinite(small_T) & np.isfinite(big_T)
     if count < 2 or np.count_nonzero(known_T) < MIN_SAMPLED_STEPS:
         return None

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from gradwatch.diagnose.case import Case
 from gradwatch.diagnose.conditions import SATURATING
-from gradwatch.records import LayerInfo
 
 MAX_LINES = 4
 """Maximum number of modules that get a line each; more modules get a loop."""
@@ -24,7 +23,7 @@ NORMS = {
 
 
 def activation_code(case: Case, kinds: Sequence[str], new: str) -> str:
-    """Return lines that replace activations by another one.
+    """Return lines that replace activations with another type.
 
     Args:
         case: The case; activations outside its layers are replaced as well.
@@ -34,23 +33,22 @@ def activation_code(case: Case, kinds: Sequence[str], new: str) -> str:
     modules = {layer.module for layer in case.info.layers}
     found = [a for a in case.info.activations if a.module_type in kinds]
     # a functional activation is named after the layer before it, such as `fc1.sigmoid`
-    called = [a for a in found if a.name.removesuffix(f".{a.module_type.lower()}") in modules or not a.name]
-    placed = [a for a in found if a not in called]
+    functional = [a for a in found if a.name.removesuffix(f".{a.module_type.lower()}") in modules or not a.name]
+    submodules = [a for a in found if a not in functional]
     function = {"ReLU": "relu", "LeakyReLU": "leaky_relu"}.get(new, new)
-    lines = [
+    comments = [
         f"# in forward, after {case.variable(a.name.rpartition('.')[0])}: torch.nn.functional.{function} instead of "
         f"{a.module_type.lower()}"
-        for a in called[:MAX_LINES]
+        for a in functional[:MAX_LINES]
     ]
-    if len(placed) <= MAX_LINES:
-        return "\n".join([f"{case.variable(a.name)} = torch.nn.{new}()" for a in placed] + lines)
-    types = _types(sorted({a.module_type for a in placed}))
+    if len(submodules) <= MAX_LINES:
+        return "\n".join([f"{case.variable(a.name)} = torch.nn.{new}()" for a in submodules] + comments)
     loop = [
         f"for name, module in list({case.variable()}.named_modules()):",
-        f"    if isinstance(module, {types}):",
+        f"    if isinstance(module, {_types(a.module_type for a in submodules)}):",
         f"        {case.variable()}.set_submodule(name, torch.nn.{new}())",
     ]
-    return "\n".join(loop + lines)
+    return "\n".join(loop + comments)
 
 
 def init_code(case: Case, call: str) -> str:
@@ -61,7 +59,7 @@ def init_code(case: Case, call: str) -> str:
         return "\n".join(init.format(case.variable(la.name)) for la in weights)
     return (
         f"for module in {case.variable()}.modules():\n"
-        f"    if isinstance(module, {_types(_kinds(weights))}):\n"
+        f"    if isinstance(module, {_types(la.module_type for la in weights)}):\n"
         f"        {init.format('module.weight')}"
     )
 
@@ -71,14 +69,14 @@ def insertion_code(case: Case, *, new: str = "") -> str:
     hidden = [la for la in case.matrices if la.module_type in LAYERS][:-1]
     if not hidden:
         return ""
-    # tokens are in the dimension that BatchNorm1d takes for the features
+    # BatchNorm1d would take the dimension of the tokens for the features
     has_tokens = any(t in la.module_type for la in case.info.layers for t in ("Embedding", "Attention", "LSTM", "GRU"))
     if len(hidden) <= MAX_LINES:
         lines = []
         for layer in hidden:
             norm = f"{'LayerNorm' if has_tokens else NORMS[layer.module_type][0]}({layer.shape[0]})"
-            it = case.variable(layer.module)
-            lines.append(f"{it} = torch.nn.Sequential({it}, torch.nn.{new or norm})")
+            module = case.variable(layer.module)
+            lines.append(f"{module} = torch.nn.Sequential({module}, torch.nn.{new or norm})")
         return "\n".join(lines)
     kind = hidden[0].module_type
     norm, size = NORMS[kind]
@@ -121,7 +119,7 @@ def embedding_code(case: Case) -> str:
 
 
 def output_code(case: Case) -> str:
-    """Return the line that replaces the last activation by nothing."""
+    """Return the line that removes the last activation, or an empty text if it is not a module of its own."""
     kinds = ("Softmax", "LogSoftmax", "Softmax2d", *SATURATING)
     named = {*case.layers, *filter(None, map(_next_name, case.layers))}
     found = (a for a in reversed(case.info.activations) if a.module_type in kinds or a.name in named)
@@ -138,10 +136,7 @@ def _next_name(name: str) -> str:
     return f"{parent}.{int(last) + 1}".lstrip(".") if last.isdigit() else ""
 
 
-def _kinds(layers: Sequence[LayerInfo]) -> list[str]:
-    return sorted({la.module_type for la in layers})
-
-
-def _types(kinds: Sequence[str]) -> str:
-    named = [f"torch.nn.{kind}" for kind in kinds]
+def _types(kinds: Iterable[str]) -> str:
+    """Return the second argument of an `isinstance` for class names, which may repeat."""
+    named = [f"torch.nn.{kind}" for kind in sorted(set(kinds))]
     return named[0] if len(named) == 1 else f"({', '.join(named)})"

@@ -31,7 +31,7 @@ WEIGHT = {Severity.INFO: 1, Severity.WARNING: 2, Severity.CRITICAL: 4}
 def diagnose(history: History) -> tuple[Diagnosis, ...]:
     """Explain every finding of a history by exactly one cause.
 
-    Causes are picked one after another. Each pick is the cause that explains most of the remaining findings. A kind of
+    Causes are picked one by one. Each pick is the cause that explains most of the remaining findings. A kind of
     finding counts once, by its severity, times the certainty of the cause. A cause does not explain findings that came
     clearly before its leading finding. The certainty is
 
@@ -136,7 +136,7 @@ def _diagnosis(history: History, best: _Candidate) -> Diagnosis:
     # a symptom may be found later than another one that it follows, so the onsets decide
     later = {kind: step for kind, step in others.items() if step >= leading.since}
     earlier = {kind: step for kind, step in others.items() if step < leading.since}
-    for words, symptoms in (("It was followed by", later), ("These symptoms had begun before", earlier)):
+    for words, symptoms in (("Later symptoms", later), ("Earlier symptoms", earlier)):
         chain = ", ".join(f"{kind} at step {step}" for kind, step in sorted(symptoms.items(), key=lambda k: k[1]))
         parts += [f"{words}: {chain}."] if chain else []
     advice = remedies(best.cause.remedies, case)
@@ -163,7 +163,7 @@ def _unexplained(findings: tuple[Finding, ...]) -> Diagnosis:
         cause=f"{first.kind}, unexplained",
         certainty=0.0,
         findings=findings,
-        because="No known cause matches it.",
+        because="No known cause matches this finding.",
         confirm=f"`gradwatch explain {first.code}` describes the symptom and what to check. Compare the "
         f"steps before {first.since} with the steps after it, layer by layer.",
         remedies=(),

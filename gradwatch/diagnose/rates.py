@@ -1,4 +1,4 @@
-"""Build the remedies that change a learning rate, with base values of the config and never with effective rates."""
+"""Build the remedies that change a learning rate; they change the base rates of the config, never effective rates."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ ROUNDING = 1e-9
 """Added to logarithms, so that 0.1 is the power -1 of ten and not less."""
 
 SCHEDULED = 3.0
-"""Ratio of the rate at a finding to the base rate, or its inverse, at which the schedule is what to change."""
+"""Ratio of the rate at a finding to the base rate, or its inverse, beyond which the schedule is to blame."""
 
 WARMUP_FRAC = 0.05
 """Fraction of the run to propose for a warm-up that does not end in time."""
 
 
 def lower_rate(case: Case) -> Remedy | None:
-    """Return the remedy that divides the learning rate by 10; None after a jump, before which it was right."""
+    """Return the remedy that lowers the learning rate, or None after a jump: the rate before the jump was right."""
     if case.numbers.jumped_at is not None or not case.numbers.steady_rate > 0:
         return None
     return _changed_schedule(case, is_low=False) or _scale(case, _lower_factor(case), "lower")
 
 
 def raise_rate(case: Case) -> Remedy | None:
-    """Return the remedy that raises the learning rate towards the usual update, or shortens what holds it down."""
+    """Return the remedy that raises the learning rate towards the usual update, or changes the schedule."""
     numbers = case.numbers
     if changed := _changed_schedule(case, is_low=True):
         return changed
@@ -48,7 +48,7 @@ def raise_rate(case: Case) -> Remedy | None:
 
 
 def _lower_factor(case: Case) -> float:
-    # the update of SGD is limited by the curvature, which no statistic shows: a step of 10 at a time
+    # curvature limits the update of SGD, and no statistic shows it: lower the rate tenfold at a time
     return _factor(case.numbers.largest_ratio, 1 / MAX_FACTOR, 0.1) if case.ignores_scale else 0.1
 
 
@@ -67,7 +67,7 @@ def drop_jump(case: Case) -> Remedy | None:
     text = f"keep the learning rate at {numbers.steady_rate:g}: remove the jump at step {numbers.jumped_at:,}"
     if case.is_own_loop:
         return Remedy(text=text)
-    patch: dict[str, Any] = {"schedule": None}  # a schedule made the jump
+    patch: dict[str, Any] = {"schedule": None}  # in a training from a config, only a schedule can raise the rate
     if not math.isclose(_number(case, "optim.lr"), numbers.steady_rate, rel_tol=1e-3):
         patch["optim.lr"] = rounded(numbers.steady_rate)
     return Remedy(text=text, patch=patch)
@@ -83,18 +83,16 @@ def _scale(case: Case, factor: float, verb: str) -> Remedy | None:
     if case.is_own_loop:
         if not math.isclose(case.numbers.first_rate, case.numbers.rate, rel_tol=1e-3):
             # a scheduler multiplies a base rate that this history does not show
-            return Remedy(
-                text=f"{verb} the base learning rate, which your scheduler multiplies, by a factor of {_words(factor)}"
-            )
+            return Remedy(text=f"multiply the base learning rate of your scheduler by {factor:g}")
         rate = rounded(case.numbers.rate * factor)
         return Remedy(text=f"{verb} the learning rate to {rate:g}", code=rate_code(rate))
     patch: dict[str, Any] = {
         key: rounded(_number(case, key) * factor) for key in _base_rates(case) if _number(case, key) > 0
     }
     if not patch:
-        return Remedy(text=f"{verb} the learning rate by a factor of {_words(factor)}")
+        return Remedy(text=f"multiply the learning rate by {factor:g}")
     groups = case.settings.get("optim.groups") or []
-    if "optim.lr" in patch and any("lr" in group for group in groups):  # these do not follow `optim.lr`
+    if "optim.lr" in patch and any("lr" in group for group in groups):  # such groups ignore `optim.lr`
         scaled = [group | {"lr": rounded(group["lr"] * factor)} if "lr" in group else group for group in groups]
         patch["optim.groups"] = scaled
     changes = [
@@ -104,10 +102,10 @@ def _scale(case: Case, factor: float, verb: str) -> Remedy | None:
 
 
 def _changed_schedule(case: Case, *, is_low: bool) -> Remedy | None:
-    """Return the change of a schedule that holds the rate far below its base, or drives it far above; else None."""
+    """Return the change of a schedule that holds the rate far below its base or drives it far above, or None."""
     numbers, base = case.numbers, max((_number(case, key) for key in _base_rates(case)), default=math.nan)
     is_rising = numbers.rate > numbers.first_rate
-    if case.is_own_loop:  # the base is unknown: the rate that a rise began with, or that a decay began with
+    if case.is_own_loop:  # the base is unknown: take the rate from which the rise or the decay began
         base = numbers.first_rate if is_rising else numbers.steady_rate
         is_far = numbers.rate > base * SCHEDULED or numbers.rate < base / SCHEDULED
     else:
@@ -124,30 +122,28 @@ def _changed_schedule(case: Case, *, is_low: bool) -> Remedy | None:
         change = "shorten its warm-up" if is_rising else "let it fall more slowly, such as once per epoch"
         return Remedy(text=text + (change if is_low else "limit the rise"))
     patch: dict[str, Any] = {"schedule": None}
-    if "optim.lr" not in _base_rates(case):  # the rate of the schedule was meant
+    if "optim.lr" not in _base_rates(case):  # the schedule replaces `optim.lr`: keep the rate of the schedule
         patch["optim.lr"] = base
     return Remedy(text=f"{text}train without it, at a constant {base:g}", patch=patch)
 
 
 def _shorter_warmup(case: Case) -> Remedy | None:
-    """Return the change of a warm-up that the finding lies in, or None outside of the config's warm-up."""
+    """Return a shorter warm-up for a finding within the config's warm-up, or None after the warm-up."""
     warmup, total = int(_number(case, "schedule.warmup_steps", missing=0)), case.info.total_steps
     unit, length, now = "step", total, case.step
     if case.settings.get("schedule.per") == "epoch" and total and (epochs := case.settings.get("train.epochs")):
         unit, length, now = "epoch", int(epochs), int(case.step * epochs / total)
     if not now < warmup:
         return None
-    counted = f"{unit}s" if unit == "epoch" else "steps"
-    run = f" in a run of {length:,} {counted}" if length else ""
+    run = f" in a run of {length:,} {unit}s" if length else ""
     text = f"{unit} {now:,} of a warm-up of {warmup:,}{run}"
     shorter = int(WARMUP_FRAC * length) if length else 0
+    if shorter >= warmup:
+        return Remedy(text=f"{text}: wait until the warm-up ends")
+    change = f"set schedule.warmup_steps to {shorter:,}"
     if length and warmup <= length / 2:  # a usual warm-up: the full rate has not been tried yet
-        return Remedy(text=f"{text}: wait until it ends, or set schedule.warmup_steps", patch=_warmup(shorter, warmup))
-    return Remedy(text=f"{text}: set schedule.warmup_steps to {shorter:,}", patch=_warmup(shorter, warmup))
-
-
-def _warmup(steps: int, now: int) -> dict[str, Any]:
-    return {"schedule.warmup_steps": steps} if steps < now else {}
+        change = f"wait until the warm-up ends, or {change}"
+    return Remedy(text=f"{text}: {change}", patch={"schedule.warmup_steps": shorter})
 
 
 def _base_rates(case: Case) -> Sequence[str]:
@@ -158,7 +154,3 @@ def _base_rates(case: Case) -> Sequence[str]:
 def _number(case: Case, key: str, *, missing: float = math.nan) -> float:
     value = case.settings.get(key)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else missing
-
-
-def _words(factor: float) -> str:
-    return f"{factor:g}"

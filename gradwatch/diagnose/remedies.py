@@ -1,4 +1,4 @@
-"""Choose remedies for a case: a change in words, as settings of its config or as code with the names of its model."""
+"""Build the remedies of a case: a text, with settings for its config or code with the names of its model."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ CLIP_BY_USUAL = 2.0
 """Clipping limit in units of the usual norm: usual gradients pass unchanged."""
 
 WEIGHT_DECAY = 0.1
-"""Weight decay to propose: the largest usual one, since the default of AdamW was not enough."""
+"""Weight decay to propose: the largest usual value, because the default of AdamW was not enough."""
 
 Build = Callable[[Case], Remedy | None]
 Code = Callable[[Case], str]
 
 
 def remedies(names: Sequence[str], case: Case) -> tuple[Remedy, ...]:
-    """Build the remedies of a cause, in its order, without those that the run has already or that cannot help it.
+    """Build the remedies of a cause, in its order, without remedies that the run has already or that cannot help.
 
     Args:
         names: Names of remedies: keys of `KNOWN`.
@@ -36,11 +36,11 @@ def remedies(names: Sequence[str], case: Case) -> tuple[Remedy, ...]:
 def _clip(case: Case) -> Remedy | None:
     kinds = [f.kind for f in case.findings]
     if "vanishing-gradient" in kinds or case.numbers.is_clipped:
-        return None  # such gradients are too small, or their norm is limited already
-    # the moments of Adam remember a single spike; a norm that is large at every step cancels out of the update
+        return None  # vanishing gradients are too small to clip, and clipped gradients are limited already
+    # Adam's update cancels a norm that is large at every step, but its moments remember a single spike
     if case.ignores_scale and kinds[0] != "gradient-spike":
         return None
-    # norms that were too large from the start do not show the usual norm
+    # early in a run, the norms may all be too large, so they do not show the usual norm
     norm = rounded(CLIP_BY_USUAL * case.numbers.usual_norm) if case.step > START_STEPS else 1.0
     norm = norm if norm > 0 else 1.0  # False for nan
     text = f"clip the gradient norm at {norm:g} to limit the size of a single step"
@@ -52,7 +52,7 @@ def _kaiming(case: Case) -> Remedy | None:
         return None
     code = own_code.init_code(case, "kaiming_normal_({}, nonlinearity='relu')")
     patch: dict[str, Any] = {"model.init": "kaiming"}
-    if case.settings.get("model.gain") is not None:  # a gain of its own would scale Kaiming's weights as well
+    if case.settings.get("model.gain") is not None:  # it would scale the weights of Kaiming initialization as well
         patch["model.gain"] = None
     return _change(case, "use Kaiming initialization", patch, code)
 
@@ -85,7 +85,7 @@ def _nonlinear(case: Case) -> Remedy | None:
 
 
 def _residual(case: Case) -> Remedy | None:
-    if case.is_own_loop:  # its history does not show whether it has residual connections
+    if case.is_own_loop:  # the history does not show whether the model has residual connections
         return None
     text = "use ReLU, residual connections and batch normalization"
     patch = {"model.activation": "relu", "model.residual": True, "model.normalization": "batch"}
@@ -113,7 +113,7 @@ def _change(case: Case, text: str, patch: dict[str, Any], code: str) -> Remedy |
     """Return a remedy as settings of the config, as code in an own loop, or None if the run has it already."""
     if case.is_own_loop or not _has_options(case, patch):
         return Remedy(text=text, code=code)
-    # only the settings that differ: the others are there
+    # keep only the settings that the run does not have yet
     needed = {key: value for key, value in patch.items() if case.accepts({key: value})}
     return Remedy(text=text, patch=needed) if needed else None
 
@@ -122,13 +122,13 @@ def _has_options(case: Case, patch: dict[str, Any]) -> bool:
     return all(key == "schedule" or case.has(key) for key in patch)
 
 
-def _either(text: str, code: str | Code = "", **patch: object) -> Build:
-    """Return a remedy with fixed settings or code; two underscores in a keyword stand for a dot.
+def _fixed(text: str, code: str | Code = "", **patch: object) -> Build:
+    """Return a builder of a remedy with fixed settings or code; two underscores in a keyword stand for a dot.
 
     Args:
         text: Sentence; {where} stands for the layers.
         code: Lines of an own loop, or a function that writes them.
-        patch: Settings; without any the remedy is made in code also for a training from a config.
+        patch: Settings. Without settings, a training from a config gets the code as well.
     """
     keys = {key.replace("__", "."): value for key, value in patch.items()}
 
@@ -157,240 +157,242 @@ KNOWN: dict[str, Build] = {
     "drop_jump": drop_jump,
     "raise_rate": raise_rate,
     "clip": _clip,
-    "reattach": _either(
+    "reattach": _fixed(
         "reconnect {where} to the loss: look for detach(), no_grad(), .data or .item() after it, or an unused "
         "output; if this is intended, freeze it with requires_grad_(False)"
     ),
     "relu_kaiming": _relu_kaiming,
     "relu_residual_norm": _residual,
-    "leaky_relu": _either(
+    "leaky_relu": _fixed(
         "use LeakyReLU, which has a gradient for negative inputs too", _leaky_code, model__activation="leaky_relu"
     ),
     "normalize": _normalize,
     "kaiming": _kaiming,
     "xavier": _xavier,
-    "scaler": _either("enable loss scaling with a GradScaler", SCALER, train__scaler__enabled=True),
-    "init_scale": _either(
+    "scaler": _fixed("enable loss scaling with a GradScaler", SCALER, train__scaler__enabled=True),
+    "init_scale": _fixed(
         "reset the loss scale to 65536",
         "scaler = torch.amp.GradScaler(init_scale=65536.0)",
         train__scaler__init_scale=65536.0,
     ),
     "bf16": _bf16,
-    "shuffle": _either("shuffle the training data", "DataLoader(..., shuffle=True)", data__shuffle=True),
-    "per_epoch": _either(
+    "shuffle": _fixed("shuffle the training data", "DataLoader(..., shuffle=True)", data__shuffle=True),
+    "per_epoch": _fixed(
         "step the schedule once per epoch", "scheduler.step()  # after the loop over batches", schedule__per="epoch"
     ),
-    "return_factor": _either(
-        "return a factor of the learning rate from the function of the schedule, which is 1 at the full rate",
+    "return_factor": _fixed(
+        "let the function of the schedule return a factor, which is 1 at the full learning rate",
         "scheduler = LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / warm_up))",
     ),
-    "early_stop": _either(
+    "early_stop": _fixed(
         "stop early when the validation loss no longer falls, and keep the best checkpoint",
         train__early_stop={"metric": "val_loss", "patience": 3},
     ),
     "weight_decay": _weight_decay,
-    "augment": _either("augment the training data, collect more, or use a smaller model or dropout"),
+    "augment": _fixed("augment the training data, collect more, or use a smaller model or dropout"),
     "find_operation": _find_operation,
     "stable_formula": stable_formula,
-    "clean_data": _either(
-        "find and fix the samples of that batch; check range, labels and normalization of all samples"
+    "clean_data": _fixed(
+        "find and fix the bad samples of that batch; check the range, labels and normalization of all samples"
     ),
-    "standardize": _either(
+    "standardize": _fixed(
         "normalize the inputs of {where} to mean 0 and standard deviation 1", STANDARDIZE, data__standardize=True
     ),
-    "leave_out_empty": _either(
-        "leave out batches without a label that counts, or divide the summed loss by max(number of labels, 1)",
+    "leave_out_empty": _fixed(
+        "skip batches in which every label is ignored, or divide the summed loss by max(number of labels, 1)",
         'loss = F.cross_entropy(logits, labels, reduction="sum") / (labels != -100).sum().clamp(min=1)',
     ),
-    "count_terms": _either(
-        "check that labels and mask leave terms in the loss, and raise the margin above the distances at the start"
+    "count_terms": _fixed(
+        "check that labels and mask leave terms in the loss, and raise the margin above the initial distances"
     ),
-    "inspect_inputs": _either("look at a batch just before the model, and repair what makes its samples equal"),
-    "inspect_labels": _either("count the labels of an epoch, and repair what makes them equal; shuffle sorted data"),
-    "average_last": _either(
+    "inspect_inputs": _fixed("print a batch just before the model, and fix the transform that makes its samples equal"),
+    "inspect_labels": _fixed(
+        "count the labels of an epoch, and fix the code that makes them equal; shuffle sorted data"
+    ),
+    "average_last": _fixed(
         "take the mean of the squared errors, not the square of the mean error",
         "loss = (model(inputs) - targets).square().mean()",
     ),
-    "own_targets": _either("compare each output with the target of its own sample"),
-    "free_bits": _either(
-        "sum both the error and the divergence over the values of a sample; let the weight of the divergence rise "
-        "from 0, and hide some inputs of a decoder that sees its own outputs"
+    "own_targets": _fixed("compare each output with the target of its own sample"),
+    "free_bits": _fixed(
+        "sum both the error and the divergence over the values of a sample; raise the weight of the divergence "
+        "slowly from 0, and drop some inputs of a decoder that sees its own outputs"
     ),
-    "match_names": _either(
-        "rename the entries of the state to the names of the model, and load with strict=True",
+    "match_names": _fixed(
+        "rename the entries of the state to match the model, and load with strict=True",
         'model.load_state_dict({name.removeprefix("module."): value for name, value in state.items()})',
     ),
-    "build_once": _either("build the optimizer, and its scheduler, once before the loop"),
-    "call_step": _either("call optimizer.step() after loss.backward()", "optimizer.step()"),
-    "make_updates": _either(
-        "find out why optimizer.step() changes nothing: gradients that are cleared before it, a step that returns early"
+    "build_once": _fixed("build the optimizer and its scheduler once, before the loop"),
+    "call_step": _fixed("call optimizer.step() after loss.backward()", "optimizer.step()"),
+    "make_updates": _fixed(
+        "find out why optimizer.step() changes nothing: gradients cleared too early, a step that returns at once"
     ),
-    "keep_labels": _either(
-        "find out why no label is left: a sequence that is cut off before its answer, a mask that is too strict"
+    "keep_labels": _fixed(
+        "find out why no label is left: a sequence cut off before its answer, a mask that is too strict"
     ),
     "nonlinear": _nonlinear,
-    "divide_scores": _either(
-        "divide the scores before {where} by the square root of their dimension; if they are divided, start with "
+    "divide_scores": _fixed(
+        "divide the scores before {where} by the square root of their dimension; if they already are, start with "
         "smaller embeddings or weights",
         "scores = queries @ keys.transpose(-2, -1) / queries.shape[-1] ** 0.5",
     ),
-    "fewer_passes": _either(
-        "make fewer passes over the same samples, or end them once the divergence is above 0.05",
+    "fewer_passes": _fixed(
+        "make fewer passes over the same samples, or stop once the divergence is above 0.05",
         "if divergence > 0.05:\n    break  # collect new samples",
     ),
-    "same_log_probs": _either(
-        "take the earlier log-probabilities from the same samples, mode and sum over dimensions as the new ones"
+    "same_log_probs": _fixed(
+        "compute the old log-probabilities like the new ones: same samples, same mode, same sum over dimensions"
     ),
-    "normalize_queries": _either(
+    "normalize_queries": _fixed(
         "normalize queries and keys before their product (QK-norm)",
         "queries, keys = (torch.nn.functional.rms_norm(x, x.shape[-1:]) for x in (queries, keys))",
     ),
-    "balance_experts": _either(
-        "add a load-balancing loss for {where}, at a hundredth of the loss: the share of each expert times its mean "
+    "balance_experts": _fixed(
+        "add a load-balancing loss for {where}, with a weight of 0.01: the share of each expert times its mean "
         "probability",
         "share = torch.nn.functional.one_hot(chosen, num_experts).float().mean(0)\n"
         "loss = loss + 0.01 * num_experts * (share * probabilities.mean(0)).sum()",
     ),
-    "calm_router": _either(
+    "calm_router": _fixed(
         "keep the logits of {where} small (router z-loss), and give it a lower learning rate or a longer warm-up",
         "loss = loss + 1e-3 * router_logits.logsumexp(-1).square().mean()",
     ),
-    "single_unit": _either(
+    "single_unit": _fixed(
         "use a sigmoid with BCEWithLogitsLoss on a single output unit, or a softmax over all classes"
     ),
-    "freeze_target": _either("compute the targets with a frozen copy of the model, updated every few hundred steps"),
-    "open_gate": _either("check what multiplies {where}: open its gate, or train the scale of its normalization"),
-    "hold_parameters": _either(
+    "freeze_target": _fixed("compute the targets with a frozen copy of the model, updated every few hundred steps"),
+    "open_gate": _fixed("check what multiplies {where}: open its gate, or train the scale of its normalization"),
+    "hold_parameters": _fixed(
         "build the optimizer after the model is complete, and pass it the parameters of {where}",
         own_code.parameters_code,
     ),
-    "register": _either(
-        "make each parameter in __init__, before the optimizer is built, and keep {where} in nn.ModuleList, "
+    "register": _fixed(
+        "create each parameter in __init__, before the optimizer is built, and keep {where} in nn.ModuleList, "
         "nn.ModuleDict or nn.ParameterList"
     ),
-    "balance_tasks": _either("normalize the targets, or weight the losses so that {where} does not dominate"),
-    "over_classes": _either("apply the softmax over the classes: dim=1"),
-    "master_weights": _either("keep the weights of {where} in float32, and use autocast for the forward pass"),
-    "small_embeddings": _either("initialize {where} with a standard deviation of 0.02 to 0.1", own_code.embedding_code),
-    "zero_grad": _either("call optimizer.zero_grad() once per update", "optimizer.zero_grad()  # before backward()"),
-    "advance_iterator": _either(
+    "balance_tasks": _fixed("normalize the targets, or weight the losses so that {where} does not dominate"),
+    "over_classes": _fixed("apply the softmax over the classes: dim=1"),
+    "master_weights": _fixed("keep the weights of {where} in float32, and use autocast for the forward pass"),
+    "small_embeddings": _fixed("initialize {where} with a standard deviation of 0.02 to 0.1", own_code.embedding_code),
+    "zero_grad": _fixed("call optimizer.zero_grad() once per update", "optimizer.zero_grad()  # before backward()"),
+    "advance_iterator": _fixed(
         "create the data iterator once, before the loop, and do not seed a generator inside the loop"
     ),
-    "fit_range": _either("remove {where} from the output, or scale the targets to its range", own_code.output_code),
-    "bound_loss": _either(
-        "check the sign of the loss, and bound it: a penalty on the critic's gradient, spectral normalization, "
-        "a penalty on energies, vectors of length 1"
+    "fit_range": _fixed("remove {where} from the output, or scale the targets to its range", own_code.output_code),
+    "bound_loss": _fixed(
+        "check the sign of the loss, and bound it, such as by a penalty on the critic's gradient, spectral "
+        "normalization, a penalty on energies, or vectors of length 1"
     ),
-    "bound_divisor": _either(
-        "bound the divisor by its usual size, or leave out samples without a deviation", "x / s.clamp(min=0.1)"
+    "bound_divisor": _fixed(
+        "clamp the divisor near its usual size, or leave out samples without a deviation", "x / s.clamp(min=0.1)"
     ),
-    "divide_sums": _either(
+    "divide_sums": _fixed(
         "divide each sum by the square root of its number of terms; in a graph, normalize by node degree"
     ),
-    "larger_batch": _either(
+    "larger_batch": _fixed(
         "accumulate more micro-batches per step, or use larger ones, up to the gradient noise scale"
     ),
-    "average_gradients": _either(
+    "average_gradients": _fixed(
         "call the wrapped model, and leave no_sync() before the last micro-batch",
         "loss = criterion(ddp_model(inputs), targets)  # not ddp_model.module",
     ),
-    "clip_after_average": _either(
-        "clip after the average over the ranks",
+    "clip_after_average": _fixed(
+        "clip after averaging over the ranks",
         "average_gradients(model)\ntorch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)",
     ),
-    "divide_by_ranks": _either(
+    "divide_by_ranks": _fixed(
         "divide the summed gradients by the number of ranks, once", "param.grad /= torch.distributed.get_world_size()"
     ),
-    "broadcast_weights": _either(
+    "broadcast_weights": _fixed(
         "broadcast parameters and buffers from rank 0 before the first step, and load checkpoints on all ranks",
         "for tensor in (*model.parameters(), *model.buffers()):\n    torch.distributed.broadcast(tensor.data, 0)",
     ),
-    "load_optimizer": _either(
+    "load_optimizer": _fixed(
         "load the state of the optimizer on all ranks",
         "optimizer.load_state_dict(torch.load(path, map_location=device))  # on every rank",
     ),
-    "split_data": _either(
+    "split_data": _fixed(
         "split the data over the ranks with a DistributedSampler, and call set_epoch before each epoch",
         "sampler = DistributedSampler(dataset)\nloader = DataLoader(dataset, sampler=sampler)",
     ),
-    "set_epoch": _either(
-        "call set_epoch of the sampler before each epoch",
+    "set_epoch": _fixed(
+        "call sampler.set_epoch(epoch) before each epoch",
         "for epoch in range(epochs):\n    sampler.set_epoch(epoch)",
     ),
-    "record_ranks": _either(
-        "guard the formula against the values of that batch; record=True on all ranks keeps the state of each step"
+    "record_ranks": _fixed(
+        "guard the formula against the values of that batch; record=True on all ranks saves the state of each step"
     ),
-    "same_rates": _either("step the scheduler on all ranks, with a validation loss that is averaged over the ranks"),
-    "sync_statistics": _either(
+    "same_rates": _fixed("step the scheduler on all ranks, with a validation loss that is averaged over the ranks"),
+    "sync_statistics": _fixed(
         "use SyncBatchNorm, or leave broadcast_buffers on",
         "model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)",
     ),
-    "seed_by_rank": _either(
+    "seed_by_rank": _fixed(
         "seed each rank differently, after the model is made", "torch.manual_seed(seed + torch.distributed.get_rank())"
     ),
-    "detach_kept": _either(
-        "keep numbers or detached tensors beyond a step", "total += loss.detach()  # not: total += loss"
+    "detach_kept": _fixed(
+        "keep only numbers or detached tensors after a step", "total += loss.detach()  # not: total += loss"
     ),
-    "no_grad": _either("evaluate without autograd", "with torch.inference_mode():\n    output = model(inputs)"),
-    "bound_collection": _either(
+    "no_grad": _fixed("evaluate without autograd", "with torch.inference_mode():\n    output = model(inputs)"),
+    "bound_collection": _fixed(
         "keep a fixed number of items, or write them to disk", "recent = collections.deque(maxlen=1000)"
     ),
-    "expandable_segments": _either(
-        "let the allocator extend its blocks: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment"
+    "expandable_segments": _fixed(
+        "let the allocator extend its blocks: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment"
     ),
-    "smaller_batch": _either(
-        "take smaller batches, and accumulate the gradients of several",
+    "smaller_batch": _fixed(
+        "use smaller batches, and accumulate the gradients of several",
         "(loss / 2).backward()  # of each half of the batch, before one optimizer.step()",
     ),
-    "drop_activation": _either(
+    "drop_activation": _fixed(
         "return logits from {where}: remove the last activation from forward, and apply a softmax or sigmoid to the "
         "predictions only",
         own_code.output_code,
     ),
-    "set_mode": _either(
+    "set_mode": _fixed(
         "call model.train() before every training pass, and model.eval() before every validation", "model.train()"
     ),
-    "group_norm": _either("use GroupNorm or LayerNorm in {where}, or re-estimate the running statistics"),
-    "check_shapes": _either(
+    "group_norm": _fixed("use GroupNorm or LayerNorm in {where}, or re-estimate the running statistics"),
+    "check_shapes": _fixed(
         "make predictions and targets equal in shape, and check that labels match their inputs",
         "assert predictions.shape == targets.shape",
     ),
-    "batch_first": _either("pass batch_first=True to {where}, or give it inputs of shape (steps, samples, features)"),
-    "shift_once": _either(
+    "batch_first": _fixed("pass batch_first=True to {where}, or give it inputs of shape (steps, samples, features)"),
+    "shift_once": _fixed(
         "shift the labels in one place only: pass unshifted labels to a model that shifts them itself",
         "loss = model(tokens, labels=tokens).loss",
     ),
-    "last_token": _either(
+    "last_token": _fixed(
         "read {where} at the last token of each sequence, or pack the sequences",
         "packed = pack_padded_sequence(embedded, lengths.cpu(), batch_first=True, enforce_sorted=False)",
     ),
-    "invert_mask": _either(
+    "invert_mask": _fixed(
         "invert the mask of {where}",
         "encoder(embedded, src_key_padding_mask=tokens == padding)",
     ),
-    "shift_inputs": _either(
-        "shift the inputs of {where} by one position, or hide the tokens that are to be filled in",
+    "shift_inputs": _fixed(
+        "shift the inputs of {where} by one position, or hide the tokens that it has to predict",
         "inputs, labels = tokens[:, :-1], tokens[:, 1:]",
     ),
-    "causal_mask": _either(
-        "let no position of {where} see the positions after it: pass a causal mask, or use one direction",
+    "causal_mask": _fixed(
+        "let no position of {where} see later positions: pass a causal mask, or use a single direction",
         "F.scaled_dot_product_attention(query, key, value, is_causal=True)",
     ),
-    "check_sign": _either(
-        "pass to backward() what should fall: check the sign of the loss and of each of its terms, and the "
-        "optimizer for maximize=True",
+    "check_sign": _fixed(
+        "call backward() on a value that should fall: check the sign of the loss and of each of its terms, and "
+        "that the optimizer does not have maximize=True",
         "loss = -log_likelihood.mean()",
     ),
-    "less_decay": _either(
+    "less_decay": _fixed(
         "lower the weight decay, or the penalty on the weights, to 0.01",
         'for group in optimizer.param_groups:\n    group["weight_decay"] = 0.01',
         optim__weight_decay=0.01,
     ),
-    "keep_rate": _either(
-        "choose the rate in a local variable of forward, and leave the attribute alone",
+    "keep_rate": _fixed(
+        "keep the rate of a forward pass in a local variable, and do not overwrite the attribute",
         "p = self.p if self.training else 0.0",
     ),
-    "subtract_entropy": _either(
+    "subtract_entropy": _fixed(
         "subtract the entropy of the policy from the loss", "loss = policy_loss - 0.01 * entropy.mean()"
     ),
 }

@@ -194,7 +194,7 @@ def test_an_optimizer_that_is_built_again_for_each_update_is_one_training(unedit
 
     (folder,) = tmp_path.iterdir()
     assert len(gradwatch.load_run(folder).history["loss"]) == 30
-    assert "optimizer built again for each update" in capsys.readouterr().err
+    assert "optimizer rebuilt for each update" in capsys.readouterr().err
 
 
 def test_stages_of_a_training_with_an_optimizer_each_have_their_own_runs(unedited, monitors, tmp_path):

@@ -115,7 +115,7 @@ def test_a_config_is_explained_with_its_initial_weights(gradwatch, run):
         (("RUN", "--sample", "9999"), "--sample: got 9999, expected 0 to 358"),
         (("RUN", "--sample", "1", "--worst", "1"), "--sample and --worst: got both"),
         (("RUN", "--set", "run.seed=1"), "--set: has no meaning for"),
-        (("CONFIG", "--format", "html"), "--format: html is written into a run directory"),
+        (("CONFIG", "--format", "html"), "--format: html needs a run directory"),
         (("RUN", "--sample", "0", "--method", "gradcam"), "method: gradcam needs a model with a Conv2d"),
     ],
 )

@@ -70,8 +70,8 @@ def test_a_killed_rank_is_named_with_its_step_and_the_way_to_go_on(train, torchr
 
     assert result.code == 128 + 9
     assert " ".join(result.err.split()) == (
-        "error: rank 1 was killed at step 5 by SIGKILL (Linux does so if memory runs out), so the others were ended, "
-        "too; the run got to step 7; go on from its checkpoint of step 4 with: "
+        "error: rank 1 was killed at step 5 by SIGKILL (Linux does this when memory runs out), so the other ranks "
+        "were stopped; the run got to step 7; continue from its checkpoint of step 4 with: "
         f"gradwatch train --resume {directories[0]}"
     )
 
@@ -82,7 +82,7 @@ def test_a_rank_that_is_killed_before_its_first_step_leaves_no_run(train, torchr
     result = train()
 
     assert (result.code, directories[0].exists()) == (128 + 11, False)
-    assert result.err == "error: rank 1 was killed before the first step by SIGSEGV, so the others were ended, too\n"
+    assert result.err == "error: rank 1 was killed before the first step by SIGSEGV, so the other ranks were stopped\n"
 
 
 def test_a_rank_that_fails_by_itself_has_said_why(train, torchrun):

@@ -211,8 +211,15 @@ LOW = {"first_rate": 3e-8, "rate": 6.3e-7, "steady_rate": 6.3e-7}
         (
             "schedule={warmup_steps: 200}",
             1000,
-            "step 20 of a warm-up of 200 in a run of 1,000 steps: wait until it ends, or set schedule.warmup_steps",
+            "step 20 of a warm-up of 200 in a run of 1,000 steps: wait until the warm-up ends, "
+            "or set schedule.warmup_steps to 50",
             {"schedule.warmup_steps": 50},
+        ),
+        (
+            "schedule={warmup_steps: 40}",
+            1000,
+            "step 20 of a warm-up of 40 in a run of 1,000 steps: wait until the warm-up ends",
+            {},
         ),
     ],
 )

@@ -74,8 +74,8 @@ def test_a_change_is_tried_side_by_side_from_several_seeds(tmp_path, monkeypatch
     main(["diagnose", str(run), "--try", "40", "--with", str(change), "--format", "json"])
     tried = json.loads(capsys.readouterr().out)["attempt"]
 
-    assert "no-gradient: gone in 2 of 2" in told
-    assert "final loss: better in 2 of 2, lower by" in told
+    assert "no-gradient: gone with 2 of 2 seeds" in told
+    assert "final loss: better with 2 of 2 seeds, lower by" in told
     assert tried["gone"] == {"no-gradient": {"seeds": 1, "gone": 1}}
     assert tried["pairs"][0]["new"]["loss"] < tried["pairs"][0]["old"]["loss"]
     assert sorted(run.rglob("*")) == before

@@ -37,7 +37,7 @@ def print_located(
 
 
 def grid(rows: Iterable[Row]) -> Table:
-    """Return labelled paragraphs, each text indented after its label."""
+    """Return labeled paragraphs, each text indented after its label."""
     table = Table.grid(padding=(0, 1, 0, 0))
     table.add_column(style="dim", width=LABEL, justify="right")
     table.add_column(overflow="fold")

@@ -44,7 +44,7 @@ def write_json(data: Any) -> None:
 def print_message(kind: Literal["error", "warning", "note"], text: str | Text) -> None:
     """Write a message to standard error without wrapping its lines, so that they can be searched."""
     console = Console(stderr=True)
-    with contextlib.suppress(OSError):  # standard error is full as well, so nothing can show the message
+    with contextlib.suppress(OSError):  # if standard error cannot be written either, nothing can show the message
         with console.capture() as captured:
             console.print(Text.assemble((f"{kind}: ", _STYLES[kind]), text), soft_wrap=True)
         # not through the console, which would write into the middle of a live view

@@ -29,14 +29,14 @@ def print_mistake(error: GradwatchError) -> None:
 def print_crash(error: Exception) -> None:
     """Show an unexpected exception, and say whose code raised it.
 
-    The traceback begins in the user's own code, if it passed through that.
+    The traceback begins in the user's own code, if the exception passed through it.
     """
     notes = getattr(error, "__notes__", [])
     trace = TracebackException.from_exception(error)
     trace.__notes__ = None  # printed below, each on its own line
     part: TracebackException | None = trace
     while part:
-        part.stack[:] = _frames_that_tell(part.stack)
+        part.stack[:] = _relevant_frames(part.stack)
         part = part.__cause__ or part.__context__  # the chained exceptions are formatted too
     sys.stderr.write("".join(trace.format()))
     for note in notes:
@@ -57,7 +57,7 @@ def show_notes(error: BaseException) -> None:
         print_message("note", note)
 
 
-def _frames_that_tell(stack: traceback.StackSummary) -> list[FrameSummary]:
+def _relevant_frames(stack: traceback.StackSummary) -> list[FrameSummary]:
     """Return the frames from the user's first frame to the end; without one, all frames below the CLI."""
     ours = str(PACKAGE / "cli")
     first = next((i for i, f in enumerate(stack) if is_users(f.filename)), None)

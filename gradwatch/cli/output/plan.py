@@ -38,12 +38,11 @@ def print_plan(console: Console, plan: Plan, *, limit: int, measured: Plan | Non
         measured: The measured memory of the step, or None if it did not run.
     """
     fits = plan.peak_bytes <= limit
+    phase = "update" if plan.phase == "update" else f"{plan.phase} pass"
     console.print(
         Text.assemble(
             ("peak", "bold"),
-            f"  {units.shown_size(plan.peak_bytes)} on {plan.device}, in the {plan.phase} pass: "
-            if plan.phase != "update"
-            else f"  {units.shown_size(plan.peak_bytes)} on {plan.device}, in the update: ",
+            f"  {units.shown_size(plan.peak_bytes)} on {plan.device}, in the {phase}: ",
             ("fits" if fits else "does not fit", OK if fits else SEVERITY[Severity.CRITICAL]),
             f" in {units.shown_size(limit)}",
         )
@@ -151,7 +150,7 @@ def _modules(rows: Sequence[ModuleRow]) -> Table:
     titles = ["module", "type", "output", "parameters", "saved", "FLOPs"]
     titles += ["forward", "backward"] if has_times else []
     for title in titles:
-        # where there is little room, types are cut, and next to times shapes; never a name or a number
+        # in a narrow terminal, types may be cut, and shapes if there are times; names and numbers never
         is_cut = title == "type" or (title == "output" and has_times)
         table.add_column(
             justify="left" if title in ("module", "type", "output") else "right",
@@ -159,7 +158,7 @@ def _modules(rows: Sequence[ModuleRow]) -> Table:
             no_wrap=not is_cut,
         )
     table.add_row(*(Text(title, "dim") for title in titles))
-    # the largest, but in the order of the model
+    # the largest modules, in the order of the model
     kept = {id(row) for row in sorted(rows, key=lambda row: -row.saved_bytes)[:MAX_ROWS]}
     for row in rows:
         if id(row) in kept:

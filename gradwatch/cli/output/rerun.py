@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gradwatch.replay.rerun import Rerun
 
 MAX_DIFFERENCES = 6
-"""Most differences shown, the earliest first."""
+"""Maximum number of differences shown, the earliest first."""
 MAX_STEPS = 12
 """Maximum number of steps shown one by one."""
 
@@ -50,8 +50,8 @@ def _rows(rerun: Rerun) -> Iterator[Row]:
     origin = {"incident": "the saved snapshot", "checkpoint": "a checkpoint"}.get(rerun.source)
     yield "replayed", f"steps {rerun.start_step:,} to {last:,}, from {origin or 'the start of the run'}"
     if rerun.world_size > 1:
-        ranks = f"{rerun.world_size} ranks in one process, which rounds sums over the ranks in another way"
-        yield "ranks", f"{ranks}: relative differences up to {rerun.tolerance:.0e} are none"
+        ranks = f"{rerun.world_size} ranks in one process, which rounds sums over the ranks differently"
+        yield "ranks", f"{ranks}: relative differences up to {rerun.tolerance:.0e} are ignored"
     yield "compared", f"{rerun.compared:,} recorded numbers of these steps: losses, norms, statistics of every layer"
     for weights in rerun.weights:
         was_and_is = f"were {weights.recorded}, are {weights.again}"

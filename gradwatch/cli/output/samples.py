@@ -12,17 +12,18 @@ if TYPE_CHECKING:
 
 MAX_SHOWN = 8
 CAUSES = {
-    "data": "data: other batches do not have it with the same weights",
-    "state": "state: the same batch does not have it with the earlier weights",
-    "both": "data and state: it takes this batch and these weights together",
-    "either": "data and state: this batch alone makes it, and so do these weights alone",
-    "none": "none: it is not larger than that of other batches",
+    "data": "data: with the same weights, other batches have a usual gradient",
+    "state": "state: with the earlier weights, the same batch has a usual gradient",
+    "both": "data and state: the gradient is large only for this batch and these weights together",
+    "either": "data or state: this batch alone makes the gradient large, and so do these weights alone",
+    "none": "none: the gradient is no larger than the gradients of other batches",
 }
+"""Causes of a large gradient in words, by the key of `SampleRanking.cause`."""
 
 
 def print_samples(console: Console, ranking: SampleRanking) -> None:
     """Print the cause of a large gradient, and the samples with the largest parts in it."""
-    factor = f"{ranking.norm / ranking.usual:.3g} times that of other batches"
+    factor = f"{ranking.norm / ranking.usual:.3g} times the norm of other batches"
     console.print(f"the gradient of step {ranking.step:,} has norm {ranking.norm:.4g}, {factor}")
     console.print(f"  cause   {CAUSES[ranking.cause]}")
     compared = [("other batches, these weights", ranking.other_data)]

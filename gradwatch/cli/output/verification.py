@@ -44,12 +44,12 @@ def print_cure(console: Console, cure: Cure | None, text: str, *, path: Path | N
     """
     console.print()
     if cure is None:
-        console.print("no cure: no change of the config was confirmed to fix it")
+        console.print("no cure: no change of the config is confirmed to fix the run")
         return
     state = "healthy" if not cure.left else f"still {', '.join(cure.left)}"
     line = Text.assemble(("cure", "bold"), f"  {cure.steps:,} steps with it: ")
     line.append(state, OK if not cure.left else SEVERITY[Severity.WARNING])
-    line.append(f", final loss {_loss(cure.before)} -> {_loss(cure.after)}")
+    line.append(f", final loss {units.value(cure.before)} -> {units.value(cure.after)}")
     if not math.isnan(cure.accuracy):
         line.append(f", validation accuracy {units.percent(cure.accuracy)}")
     console.print(line)
@@ -62,15 +62,16 @@ def print_cure(console: Console, cure: Cure | None, text: str, *, path: Path | N
 
 def print_comparison(console: Console, comparison: ConfigComparison) -> None:
     """Print two configs side by side, seed by seed, and the conclusions."""
-    seeds = f"{len(comparison.pairs)} seed{'s' if len(comparison.pairs) > 1 else ''}"
-    console.print()
-    console.print(
-        Text.assemble(("compared", "bold"), f"  {comparison.steps:,} steps with {seeds}, without and with the change")
+    text = (
+        f"  {comparison.steps:,} steps with {units.plural(len(comparison.pairs), 'seed')}, without and with the change"
     )
+    console.print()
+    console.print(Text.assemble(("compared", "bold"), text))
     table = Table.grid(padding=(0, 2, 0, 0))
-    for title in ("seed", "loss", "val. accuracy", "findings"):
-        table.add_column(Text(title, "dim"), overflow="fold")
-    table.add_row(*(Text(t, "dim") for t in ("seed", "final loss", "val. accuracy", "findings")))
+    titles = ("seed", "final loss", "val. accuracy", "findings")
+    for _ in titles:
+        table.add_column(overflow="fold")
+    table.add_row(*(Text(title, "dim") for title in titles))
     for pair in comparison.pairs:
         table.add_row(str(pair.seed), *_pair(pair))
     console.print(table)
@@ -80,19 +81,20 @@ def print_comparison(console: Console, comparison: ConfigComparison) -> None:
 
 def conclusions(comparison: ConfigComparison) -> Iterator[str]:
     """Yield the conclusions about a change: whether the findings are gone, and how much better the loss is."""
+    of_all = f"of {units.plural(len(comparison.pairs), 'seed')}"
     for kind, (seeds, gone) in comparison.resolved.items():
-        yield f"{kind}: gone in {gone} of {seeds}"
+        yield f"{kind}: gone with {gone} of {units.plural(seeds, 'seed')}"
     if not comparison.resolved:
         yield "the original config had no finding in these steps"
     for kind, seeds in comparison.introduced.items():
-        yield f"{kind}: new in {seeds} of {len(comparison.pairs)}"
+        yield f"{kind}: new with {seeds} {of_all}"
     measure = "final loss" if comparison.same_loss else "validation accuracy (the loss functions differ)"
-    yield f"{measure}: better in {comparison.better} of {len(comparison.pairs)}{_gain(comparison)}"
+    yield f"{measure}: better with {comparison.better} {of_all}{_gain(comparison)}"
 
 
 def _gain(comparison: ConfigComparison) -> str:
-    """Return how much lower the loss is, as the median over the seeds with finite losses."""
-    # values of two different loss functions do not compare
+    """Return by how much the loss is lower, as the median over the seeds with finite losses."""
+    # losses of two different loss functions cannot be compared
     pairs = [
         p for p in comparison.pairs if comparison.same_loss and math.isfinite(p.old.loss) and math.isfinite(p.new.loss)
     ]
@@ -105,7 +107,7 @@ def _gain(comparison: ConfigComparison) -> str:
 
 
 def _pair(pair: SeedPair) -> Iterator[str]:
-    yield f"{_loss(pair.old.loss)} -> {_loss(pair.new.loss)}"
+    yield f"{units.value(pair.old.loss)} -> {units.value(pair.new.loss)}"
     yield f"{units.percent(pair.old.val_accuracy)} -> {units.percent(pair.new.val_accuracy)}"
     old, new = ({f.kind for f in made.alarms} for made in (pair.old, pair.new))
     yield f"{', '.join(sorted(old)) or 'none'} -> {', '.join(sorted(new)) or 'none'}"
@@ -135,7 +137,3 @@ def _experiment(experiment: Experiment) -> Text:
     words = {True: ("gone", OK), False: ("stays", SEVERITY[Severity.WARNING]), None: ("inconclusive", "dim")}
     word, style = words[experiment.gone]
     return Text.assemble((f"{word:<12} ", style), f"{experiment.text}: ", (experiment.result, "dim"))
-
-
-def _loss(loss: float) -> str:
-    return units.value(loss)

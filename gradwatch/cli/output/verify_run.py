@@ -60,7 +60,7 @@ class VerifyReport:
     comparison: ConfigComparison | None
 
     def mark_remedies(self, diagnoses: Sequence[Diagnosis]) -> tuple[Diagnosis, ...]:
-        """Return diagnoses whose remedies say whether they cure, as far as they were tested."""
+        """Return diagnoses whose tested remedies say whether they cure the run."""
         made = {verification.finding: verification for verification in self.verifications}
         return tuple(made[d.findings[0]].mark_remedies(d) if d.findings[0] in made else d for d in diagnoses)
 
@@ -78,7 +78,7 @@ class VerifyReport:
         from gradwatch.replay.cure import to_yaml
 
         verification.print_verifications(console, self.verifications)
-        if self.options.verify and not self.verifications:  # else --verify would print nothing at all
+        if self.options.verify and not self.verifications:
             console.print("nothing to verify: all findings are info")
         if self.verifications:
             text = to_yaml(self.cure, run=self.run) if self.cure else ""

@@ -17,7 +17,7 @@ from gradwatch.render.report.map_cards import MapCards
 def add_worst_samples(run: Path, history: History, diagnoses: Sequence[Diagnosis], *, count: int) -> None:
     """Map the samples with the largest loss under the newest checkpoint, and write the report again.
 
-    The training is complete. So a failure of any kind is a line of the report, and so is how to make the maps later.
+    The training is complete, so a failure of any kind becomes a line of the report, which says how to make the maps.
 
     Args:
         run: The run directory.

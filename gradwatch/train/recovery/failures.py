@@ -46,38 +46,38 @@ def resumable(session: Session) -> Iterator[None]:
     except BaseException as error:
         record_failure(session.pipeline, error)
         if session.progress.step > begun:  # without a step, there is nothing new to resume or diagnose
-            error.add_note(way_on(session.directory, session.progress.step))
+            error.add_note(how_to_continue(session.directory, session.progress.step))
         raise
 
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Replace an out-of-memory error by one with remedies, and add a note to a device-side assert."""
+    """Replace an out-of-memory error with one that names remedies, and add a note to a device-side assert."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
             failure = OutOfMemoryError(
                 f"out of memory: {reason(error)}; lower data.batch_size (and raise train.accumulate by as much), "
-                "set train.precision: bf16 or train.activation_checkpointing: sqrt, or take a smaller model"
+                "set train.precision: bf16 or train.activation_checkpointing: sqrt, or use a smaller model"
             )
             for note in getattr(error, "__notes__", []):
                 failure.add_note(note)
             raise failure from error
         if DEVICE_ASSERT in str(error):
             error.add_note(
-                "most often a label or a token is out of range; --set train.device=cpu shows which, and where"
+                "most often, a label or a token is out of range: --set train.device=cpu shows which one, and where"
             )
         raise
 
 
-def way_on(directory: Path, steps: int) -> str:
+def how_to_continue(directory: Path, steps: int) -> str:
     """Return how far a run got, and the command that continues it."""
     reached = f"the run got to step {steps:,}"
     last = checkpoint.newest(directory / "checkpoints")
     if last is None:
         return f"{reached}, before its first checkpoint; see what was recorded with: gradwatch diagnose {directory}"
-    return f"{reached}; go on from its checkpoint of step {last:,} with: gradwatch train --resume {directory}"
+    return f"{reached}; continue from its checkpoint of step {last:,} with: gradwatch train --resume {directory}"
 
 
 def _has_steps(directory: Path) -> bool:

@@ -41,7 +41,7 @@ def test_a_full_disk_keeps_the_last_checkpoint_and_says_how_to_go_on(folder, lik
     assert process.returncode == 2, err
     assert "Traceback" not in err
     assert re.search(message.format(run=run), err), err
-    assert err.endswith(f"; go on from its checkpoint of step 5 with: gradwatch train --resume {run}\n")
+    assert err.endswith(f"; continue from its checkpoint of step 5 with: gradwatch train --resume {run}\n")
     assert main(["train", "--resume", str(run), *settings("train.steps=6")]) == 0, "the disk has room again"
 
 

@@ -89,7 +89,7 @@ def test_the_command_prints_the_ranking_after_the_replay(trained, capsys):
     assert main(["replay", str(run), "--step", "4", "--samples"]) == 0
     text = capsys.readouterr().out
     assert "bit-identical" in text
-    assert "cause   data: other batches do not have it with the same weights" in text
+    assert "cause   data: with the same weights, other batches have a usual gradient" in text
     assert "without samples 75, 70" in text
 
     assert main(["replay", str(run), "--step", "4", "--samples", "--format", "json"]) == 0
