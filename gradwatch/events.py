@@ -463,7 +463,7 @@ TENSOR_HELD = EventKind(
 )
 PART_BATCH = EventKind(
     name="batch-part",
-    meaning="There are more data than the batch that came again.",
+    meaning="There are more data than a batch that comes again. On a device, the batch of step 1 counts as such.",
     values={"samples": "samples"},
     text="the batch of {samples} samples is a part of the data: {why}",
 )

@@ -13,7 +13,8 @@ from torch.utils.hooks import RemovableHandle
 
 from gradwatch.events import BATCH_ALIKE, INPUTS_ALIKE, INPUTS_DIFFER, Observation
 from gradwatch.probe.batches.batch_hash import tensors
-from gradwatch.probe.batches.repeated_samples import INSPECTED_STEPS, MAX_COORDINATES, RepeatedSamples
+from gradwatch.probe.batches.origin import MAX_COORDINATES
+from gradwatch.probe.batches.repeated_samples import INSPECTED_STEPS, RepeatedSamples
 from gradwatch.probe.device.sync import to_float
 from gradwatch.probe.inert_hook import add_input_hook, remove_hooks, takes_hooks
 from gradwatch.probe.parameters import Models, is_compiled, named_modules

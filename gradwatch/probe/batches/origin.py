@@ -5,17 +5,22 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from types import FrameType
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from gradwatch.events import PART_BATCH, REMADE_BATCH, TENSOR_HELD, Observation
 from gradwatch.probe.batches.batch_hash import tensors
 from gradwatch.records import Event
+
+MAX_COORDINATES = 4
+"""Maximum number of values of a sample that may be a point in space and time, from a fixed grid."""
 
 MAX_PART = 0.5
 """Largest fraction of a tensor that counts as a part of it: at least half of the data are usually for training."""
@@ -28,6 +33,9 @@ MIN_NUMBERS = 2
 
 SOUGHT_SAMPLES = 4
 """Number of samples of a batch that are looked for, spread evenly."""
+
+SEVERAL = "a DataLoader gives several batches of this size"
+"""Why a batch is a part of the data."""
 
 
 @final
@@ -54,20 +62,19 @@ class BatchOrigin:
             is_held: Whether the loop passes the same memory again.
             is_made: Whether it passes another tensor, which may be another view of that memory.
         """
-        things, values = gc.get_objects(), {"samples": samples}
-        # `type` rather than `isinstance`, which asks proxies of other libraries for their class
-        loaders = [thing for thing in things if issubclass(type(thing), DataLoader)]
-        if any(_gives_at_once(loader, samples) for loader in loaders):
+        things = gc.get_objects()
+        is_part = _is_part_of_a_loader(things, samples)
+        if is_part is False:
             return
-        if any(_gives_more(loader, samples) for loader in loaders):
-            yield PART_BATCH.observe(values=values, why="a DataLoader gives several batches of this size")
-        elif is_made and any(_has_more(thing, leaf) for thing in things if type(thing) is Tensor):
-            yield PART_BATCH.observe(values=values, why="a larger tensor has the same samples")
+        if is_part:
+            yield PART_BATCH.observe(values={"samples": samples}, why=SEVERAL)
+        elif is_made and any(_has_more(data, leaf) for data in _all_tensors(things, leaf.dtype)):
+            yield PART_BATCH.observe(values={"samples": samples}, why="a larger tensor has the same samples")
             is_held = False  # a slice of it, which does not advance
-        elif not is_held:
+        elif not is_held and not _may_be_grid(leaf):
             self._is_waiting, self._samples = True, samples
             # kept until the next step, so that nothing new can have their identity
-            self._candidates = list(_in_sight(samples))
+            self._candidates = _tables(samples)
         if is_held:
             yield TENSOR_HELD.observe()
 
@@ -77,39 +84,47 @@ class BatchOrigin:
             return
         before = {id(thing) for thing in self._candidates}
         self._is_waiting, self._candidates = False, []
-        if not any(id(thing) in before for thing in _in_sight(self._samples)):
+        if not any(id(thing) in before for thing in _tables(self._samples)):
             yield REMADE_BATCH.observe(values={"samples": self._samples})
 
 
 @final
 class UnreadBatch:
-    """Look for the data of the batch of step 1 as if it came again, without its values.
+    """Say of the batch of step 1 what is known without its values.
 
     For batches whose values must not be read, because that waits for a device, and for those that have no rows to
-    compare. The hashes of later steps show whether the batch does come again.
+    compare. The hashes of later steps show whether the batch comes again.
     """
 
     def __init__(self) -> None:
         self._first: Callable[[], Tensor | None] = lambda: None
-        self._origin = BatchOrigin()
 
     def inspect(self, batch: Any, *, step: int) -> Iterator[Event]:
-        """Yield what is known of the batch of step 1.
+        """Yield whether the tensor of step 0 is passed again, and whether a DataLoader has more data.
 
         Args:
             batch: The inputs of the step, any nest of tensors.
             step: Optimizer step.
         """
-        yield from (found.at(step) for found in self._origin.look_again())
         leaf = next((leaf for leaf in tensors(batch) if leaf.ndim), None) if step <= 1 else None
         if leaf is None:
             return
         if step == 0:
             self._first = weakref.ref(leaf)
             return
-        is_same = leaf is self._first()
-        found = self._origin.look(leaf, samples=len(leaf), is_held=is_same, is_made=not is_same)
-        yield from (it.at(step) for it in found)
+        if leaf is self._first():
+            yield TENSOR_HELD.emit(step=step)
+        if _is_part_of_a_loader(gc.get_objects(), len(leaf)):
+            yield PART_BATCH.emit(step=step, values={"samples": len(leaf)}, why=SEVERAL)
+
+
+def _is_part_of_a_loader(things: Iterable[Any], samples: int) -> bool | None:
+    """Return whether a DataLoader gives several batches of a size, False if one gives all its data in one, or None."""
+    # `type` rather than `isinstance`, which asks proxies of other libraries for their class
+    loaders = [thing for thing in things if issubclass(type(thing), DataLoader)]
+    if any(_gives_at_once(loader, samples) for loader in loaders):
+        return False
+    return True if any(_gives_more(loader, samples) for loader in loaders) else None
 
 
 def _gives_at_once(loader: Any, samples: int) -> bool:
@@ -127,6 +142,11 @@ def _gives_more(loader: Any, samples: int) -> bool:
         return bool(size == samples) and len(loader) > 1
     except Exception:  # as above, and a sampler of batches may have no size
         return False
+
+
+def _may_be_grid(leaf: Tensor) -> bool:
+    """Return whether the samples may be points in space and time, which a loop makes at each step without any data."""
+    return leaf.is_floating_point() and leaf[0].numel() <= MAX_COORDINATES
 
 
 def _has_more(other: Tensor, leaf: Tensor) -> bool:
@@ -155,13 +175,13 @@ def _is_inside(sample: Tensor, flat: Tensor) -> bool:
     return len(starts) > 0
 
 
-def _in_sight(length: int) -> Iterator[Any]:
-    """Yield what has a length among the variables of the functions that are being called, and among their members."""
+def _in_sight() -> Iterator[Any]:
+    """Yield the variables of the functions that are being called, and their attributes and values."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if not str(frame.f_globals.get("__name__")).startswith("gradwatch."):
             for value in (*frame.f_locals.values(), *frame.f_globals.values()):
-                yield from (thing for thing in (value, *_members(value)) if _has_length(thing, length))
+                yield from (value, *_members(value))
         frame = frame.f_back
 
 
@@ -173,11 +193,27 @@ def _members(value: Any) -> tuple[Any, ...]:
         return ()
 
 
-def _has_length(thing: Any, length: int) -> bool:
-    """Return whether a table, a list, a tensor or a data set has as many rows."""
-    if issubclass(type(thing), (nn.Module, nn.Parameter, DataLoader, str, bytes)):
-        return False
+def _all_tensors(things: Iterable[Any], dtype: torch.dtype) -> Iterator[Tensor]:
+    """Yield the tensors among some objects, and the NumPy arrays in sight as tensors of a type."""
+    yield from (thing for thing in things if type(thing) is Tensor)
+    for array in _in_sight():
+        if type(array) is np.ndarray:
+            with suppress(TypeError, ValueError):  # texts and objects, or steps that torch does not know
+                yield torch.from_numpy(array).to(dtype)
+
+
+def _tables(rows: int) -> list[Any]:
+    """Return the tensors, arrays, tables, data sets and lists of numbers in sight that have as many rows."""
+    return [thing for thing in _in_sight() if _has_rows(thing, rows)]
+
+
+def _has_rows(thing: Any, rows: int) -> bool:
     try:
-        return bool(len(thing) == length)
-    except Exception:  # of any kind: the object is the script's, and most have no length
+        if type(thing) in (list, tuple):
+            return len(thing) == rows and isinstance(thing[0], (int, float, list, tuple, Tensor, np.ndarray))
+        if issubclass(type(thing), Dataset):
+            return len(thing) == rows
+        # an attribute of the class: others may be made on demand, by code of the script
+        return hasattr(type(thing), "shape") and bool(thing.shape[0] == rows) and type(thing) is not nn.Parameter
+    except Exception:  # of any kind: the object is the script's, and most have no rows
         return False

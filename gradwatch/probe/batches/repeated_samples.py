@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gradwatch.events import BATCH_ALIKE, PART_BATCH, REMADE_BATCH, Observation
 from gradwatch.probe.batches.batch_hash import hash_batch, tensors
-from gradwatch.probe.batches.origin import BatchOrigin
+from gradwatch.probe.batches.origin import MAX_COORDINATES, BatchOrigin
 from gradwatch.probe.device.sync import to_float
 from gradwatch.records import Event
 
@@ -29,9 +29,6 @@ MIN_SAMPLES, MAX_SAMPLES = 4, 256
 
 MAX_FEATURES = 1024
 """Maximum number of values to read of a sample, spread evenly over the sample."""
-
-MAX_COORDINATES = 4
-"""Maximum number of values of a sample that may be a point in space and time, from a fixed grid."""
 
 MIN_COPIES = 4
 """Minimum average number of copies of each sample in a batch that is drawn from a few samples."""

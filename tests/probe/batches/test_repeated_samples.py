@@ -3,6 +3,7 @@
 import functools
 import weakref
 
+import numpy as np
 import pytest
 import torch
 
@@ -114,7 +115,15 @@ def test_samples_of_a_larger_tensor_are_a_part_of_it():
     assert kinds_of(lambda: data[:37] + 1) == ["batch-remade"], "other numbers"
 
 
-@pytest.mark.parametrize("keep", [list, torch.tensor, dict.fromkeys], ids=["list", "tensor", "dict"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_rows_of_a_larger_array_are_a_part_of_it(dtype):
+    table = np.random.default_rng(0).random((200, 5)).astype(dtype)
+
+    assert kinds_of(lambda: torch.tensor(table[:37], dtype=torch.float32)) == ["batch-part"]
+    assert kinds_of(lambda: torch.tensor(table[:150], dtype=torch.float32)) == ["batch-remade"], "most of it"
+
+
+@pytest.mark.parametrize("keep", [list, torch.tensor, np.array], ids=["list", "tensor", "array"])
 def test_a_table_that_is_converted_at_each_step_is_all_the_data(keep):
     table = keep(range(40))
 
@@ -132,11 +141,12 @@ def test_a_table_that_an_object_keeps_is_all_the_data():
     assert Trainer().kinds() == []
 
 
-def test_what_is_made_again_of_nothing_is_told():
-    assert kinds_of(lambda: torch.rand(40, 3, generator=torch.Generator().manual_seed(0))) == ["batch-remade"]
+def test_what_is_made_again_of_nothing_is_told_but_not_the_points_of_a_grid():
+    assert kinds_of(lambda: torch.rand(40, 6, generator=torch.Generator().manual_seed(0))) == ["batch-remade"]
+    assert kinds_of(lambda: torch.linspace(0, 1, 120).view(40, 3)) == []
 
 
-def test_a_batch_that_cannot_be_read_is_explained_as_if_it_came_again():
+def test_of_a_batch_that_cannot_be_read_a_loader_and_the_tensor_are_known():
     def kinds(batch_at):
         unread = UnreadBatch()
         return [event.kind for step in range(3) for event in unread.inspect(batch_at(), step=step)]
@@ -145,7 +155,6 @@ def test_a_batch_that_cannot_be_read_is_explained_as_if_it_came_again():
     loader = torch.utils.data.DataLoader(torch.arange(48), batch_size=12)
     assert kinds(lambda: numbers) == ["tensor-held"]
     assert kinds(lambda: numbers + 1) == []
-    assert kinds(lambda: torch.rand(41)) == ["batch-remade"]
     assert kinds(lambda: next(iter(loader))) == ["batch-part"]
     assert kinds(lambda: None) == []
 
