@@ -6,8 +6,8 @@ family is left out in turn, the largest value of all other runs is taken for the
 above it are counted: with exchangeable runs, one in (number of other runs + 1). The same is counted for that value
 times the margin that the shipped threshold keeps over all runs.
 
-With `--ill ill.json`, written by `studies/planted_faults.py --json`, it also reports the findings in faulty runs: each
-family is left out, its thresholds are derived anew from the others with the same margin, and the findings that they
+With `--faulty faulty.json`, written by `studies/planted_faults.py --json`, it also reports the findings in faulty runs.
+Each family is left out, its thresholds are derived anew from the others with the same margin, and the findings that they
 give are compared with those of the thresholds as shipped. Thresholds from fewer runs are lower or the same, so that no
 finding is lost; those that are gained are a further finding of the planted kind, or a false one.
 """
@@ -45,18 +45,18 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def ill_table(rows: list[dict[str, Any]], ill: list[dict[str, Any]]) -> str:
-    """Return a line per dial: the ill runs above it as shipped, and above it as derived without their own family.
+def faulty_table(rows: list[dict[str, Any]], faulty: list[dict[str, Any]]) -> str:
+    """Return a line per dial: the faulty runs above it as shipped, and above it as derived without their own family.
 
     Args:
         rows: Healthy runs.
-        ill: Ill runs, of which the same families are left out at the same time.
+        faulty: Faulty runs, of which the same families are left out at the same time.
     """
     healthy = [r for r in rows if r["learned"]]
-    families = sorted({r["family"] for r in healthy} | {r["family"] for r in ill})
+    families = sorted({r["family"] for r in healthy} | {r["family"] for r in faulty})
     head = ("dial", "shipped", "lowest", "found", "kept", "gained right", "gained false")
     lines = [
-        f"{len(ill)} ill runs",
+        f"{len(faulty)} faulty runs",
         "",
         f"{head[0]:36} {head[1]:>8} {head[2]:>8} " + " ".join(f"{h:>12}" for h in head[3:]),
     ]
@@ -67,7 +67,7 @@ def ill_table(rows: list[dict[str, Any]], ill: list[dict[str, Any]]) -> str:
             rest = max((r["largest"][dial] for r in healthy if r["family"] != family), default=0.0)
             derived = shipped * rest / whole if 0 < rest < whole else shipped
             lowest = min(lowest, derived)
-            for r in ill:
+            for r in faulty:
                 if r["family"] == family:
                     _compare(count, r, dial, shipped=shipped, derived=derived)
         lines.append(f"{dial:36} {shipped:8g} {lowest:8.3g} " + " ".join(f"{n:12}" for n in count.values()))
@@ -75,8 +75,8 @@ def ill_table(rows: list[dict[str, Any]], ill: list[dict[str, Any]]) -> str:
 
 
 def _compare(count: dict[str, int], row: dict[str, Any], dial: str, *, shipped: float, derived: float) -> None:
-    """Count what an ill run has above a threshold as shipped, and above the one derived without its family."""
-    value, is_right = row["largest"][dial], row["illness"] == dial.partition(".")[0]
+    """Count what a faulty run has above a threshold as shipped, and above the one derived without its family."""
+    value, is_right = row["largest"][dial], row["fault"] == dial.partition(".")[0]
     count["found"] += value >= shipped
     count["kept"] += value >= max(shipped, derived)
     count["gained right" if is_right else "gained false"] += derived <= value < shipped
@@ -86,12 +86,12 @@ def main() -> None:
     """Print the tables of a study."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("study", type=Path, help="what studies/false_alarms.py --json wrote")
-    parser.add_argument("--ill", type=Path, help="what studies/planted_faults.py --json wrote")
+    parser.add_argument("--faulty", type=Path, help="what studies/planted_faults.py --json wrote")
     options = parser.parse_args()
     rows = json.loads(options.study.read_text())
     print(table(rows))
-    if options.ill:
-        print(f"\n{ill_table(rows, json.loads(options.ill.read_text()))}")
+    if options.faulty:
+        print(f"\n{faulty_table(rows, json.loads(options.faulty.read_text()))}")
 
 
 if __name__ == "__main__":

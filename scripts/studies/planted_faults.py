@@ -1,7 +1,7 @@
 """Count how often a planted fault is found and explained, and how sure the diagnosis was.
 
-    python scripts/studies/planted_faults.py --runs 120 --json ill.json
-    python scripts/studies/leave_family_out.py healthy.json --ill ill.json  # what is found with each family held out
+    python scripts/studies/planted_faults.py --runs 120 --json faulty.json
+    python scripts/studies/leave_family_out.py healthy.json --faulty faulty.json  # with each family held out
 
 Each run draws a family of `studies/false_alarms.py` and one of the faults below from its own seed; the fault is planted
 into the healthy training, at a size that is drawn too. Nobody looks whether it does harm in that run, so that a gentle
@@ -40,7 +40,7 @@ BINS = (0.0, 0.5, 0.7, 0.85, 0.93, 1.0)
 """Edges of the certainties that are counted together."""
 
 LEFT_OUT = ("policy-gradient", "q-learning", "fine-tuning", "physics")
-"""Families whose loss or rate makes most of these illnesses something else, or none, or cannot be cut."""
+"""Families whose loss or rate makes most of these faults something else, or none, or cannot be cut."""
 
 
 def scale_weights(model: nn.Module, rng: random.Random) -> None:
@@ -70,64 +70,64 @@ PLANTS: dict[str, Callable[[nn.Module, random.Random], None] | None] = {
 }
 
 
-def train(task: Task, illness: str, rng: random.Random, steps: int) -> History:
-    """Train a task with an illness under `watch` and return the history."""
-    plant = PLANTS[illness]
+def train(task: Task, fault: str, rng: random.Random, steps: int) -> History:
+    """Train a task with a fault under `watch` and return the history."""
+    plant = PLANTS[fault]
     if plant is not None:
         plant(task.model, rng)
-    factor = {"learning-rate-too-high": rng.choice([300, 1000]), "learning-rate-too-low": 1e-5}.get(illness, 1.0)
+    factor = {"learning-rate-too-high": rng.choice([300, 1000]), "learning-rate-too-low": 1e-5}.get(fault, 1.0)
     params = [p for p in task.model.parameters() if p.requires_grad]
-    held = params[: (len(params) + 1) // 2] if illness == "not-optimized" else params
+    held = params[: (len(params) + 1) // 2] if fault == "not-optimized" else params
     optimizer = torch.optim.Adam(held, lr=factor * task.rate)
     seed, drawn = rng.randrange(2**31), rng.getstate()
     with gradwatch.watch(task.model, optimizer) as monitor:
         for _ in range(steps):
-            if illness == "constant-batch":
+            if fault == "constant-batch":
                 torch.manual_seed(seed)
                 rng.setstate(drawn)
             loss, batch = task.loss()
             loss.backward()
             optimizer.step()
-            if illness != "missing-zero-grad":
+            if fault != "missing-zero-grad":
                 task.model.zero_grad()
             monitor.step(loss, batch=batch if isinstance(batch, Tensor) else None)
     return monitor.history
 
 
 def run(seed: int) -> dict[str, Any]:
-    """Train one ill run and return what was found in it, as plain data."""
+    """Train one faulty run and return what was found in it, as plain data."""
     rng = random.Random(seed)
     torch.manual_seed(seed)
     family = rng.choice([name for name in FAMILIES if name not in LEFT_OUT])
-    illness = rng.choice(list(PLANTS))
-    history = train(FAMILIES[family](rng, rng.choice([16, 32, 64])), illness, rng, rng.choice([100, 150, 200]))
+    fault = rng.choice(list(PLANTS))
+    history = train(FAMILIES[family](rng, rng.choice([16, 32, 64])), fault, rng, rng.choice([100, 150, 200]))
     loud = [f for f in history.findings if f.severity >= Severity.WARNING]
     first = next((d for d in diagnose(history) if d.severity >= Severity.WARNING), None)
     return {
         "seed": seed,
         "family": family,
-        "illness": illness,
+        "fault": fault,
         "kinds": sorted({f.kind for f in loud}),
         "cause": first.cause if first else None,
         "certainty": first.certainty if first else None,
-        "right": first is not None and is_right(first.cause_id, first.findings[0].kind, illness),
+        "right": first is not None and is_right(first.cause_id, first.findings[0].kind, fault),
         "largest": largest(history),
     }
 
 
-def is_right(cause_id: str, leading: str, illness: str) -> bool:
+def is_right(cause_id: str, leading: str, fault: str) -> bool:
     """Say whether a cause is one that the planted kind is a good sign of, or leads with a finding of that kind."""
     leads = next((c.leads for c in CAUSES if c.id == cause_id), {})
-    return leading == illness or leads.get(illness, 0.0) >= GOOD_SIGN
+    return leading == fault or leads.get(fault, 0.0) >= GOOD_SIGN
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Return per illness what was found and explained, and the certainties against the share that was right."""
-    lines = [f"{'illness':26} {'runs':>5} {'found':>6} {'any alarm':>10} {'explained':>10}"]
-    for illness in PLANTS:
-        of = [r for r in rows if r["illness"] == illness]
-        found, alarmed = sum(illness in r["kinds"] for r in of), sum(bool(r["kinds"]) for r in of)
-        lines.append(f"{illness:26} {len(of):5} {found:6} {alarmed:10} {sum(r['right'] for r in of):10}")
+    """Return per fault what was found and explained, and the certainties against the share that was right."""
+    lines = [f"{'fault':26} {'runs':>5} {'found':>6} {'any alarm':>10} {'explained':>10}"]
+    for fault in PLANTS:
+        of = [r for r in rows if r["fault"] == fault]
+        found, alarmed = sum(fault in r["kinds"] for r in of), sum(bool(r["kinds"]) for r in of)
+        lines.append(f"{fault:26} {len(of):5} {found:6} {alarmed:10} {sum(r['right'] for r in of):10}")
     lines += ["", f"{'certainty said':>18} {'diagnoses':>10} {'mean':>6} {'right':>6}   95 % interval"]
     for low, high in pairwise(BINS):
         of = [r for r in rows if r["certainty"] is not None and low < r["certainty"] <= high]
@@ -152,7 +152,7 @@ def main() -> None:
         row = rows[-1]
         said = f"{row['cause']} ({row['certainty']:.2f})" if row["cause"] else "quiet"
         blame = "right" if row["right"] else "-"
-        print(f"{seed:5} {row['family']:16} {row['illness']:24} {blame:6} {said}: {row['kinds']}", file=sys.stderr)
+        print(f"{seed:5} {row['family']:16} {row['fault']:24} {blame:6} {said}: {row['kinds']}", file=sys.stderr)
         if options.json:
             options.json.write_text(json.dumps(rows))
     print(table(rows))

@@ -73,7 +73,7 @@ def test_a_detector_says_of_its_examples_what_they_want(detector, findings):
 def test_examples_fire_and_stay_quiet(detector):
     examples = examples_of(detector)
 
-    assert any(e.layers for e in examples), "no example shows the illness"
+    assert any(e.layers for e in examples), "no example shows the fault"
     assert any("healthy" in e.name for e in examples), "no example shows a healthy run"
     assert sum(not e.layers for e in examples) >= 3, "near misses are missing"
     assert len({e.name for e in examples}) == len(examples)

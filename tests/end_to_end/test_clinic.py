@@ -45,7 +45,7 @@ def diagnosed(directory, capsys):
     return code, json.loads(capsys.readouterr().out)
 
 
-def test_every_illness_is_of_a_known_kind_and_has_a_cure():
+def test_every_fault_is_of_a_known_kind_and_has_a_cure():
     codes = {d.kind: d.code for d in detectors()}
 
     assert {name: EXPECTED[name][:2] for name in ILL} == {name: (name, codes[name]) for name in ILL}
@@ -71,7 +71,7 @@ def assert_one_screen(directory, cause):
 
 
 @pytest.mark.parametrize("name", ILL)
-def test_an_illness_is_diagnosed_as_what_it_is(name, clinic_run, tmp_path, monkeypatch, capsys):
+def test_a_fault_is_diagnosed_as_what_it_is(name, clinic_run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     directory, live = clinic_run(name, tmp_path / "runs")
 

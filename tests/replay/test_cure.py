@@ -1,4 +1,4 @@
-"""For every illness of the clinic the cure is found, applied and shown to work; what is written is read."""
+"""For every fault of the clinic the cure is found, applied and shown to work; what is written is read."""
 
 import json
 import math
@@ -19,7 +19,7 @@ from gradwatch.replay.cure import Cure, to_yaml, write
 ROOT = Path(__file__).parents[2]
 CLINIC = sorted(p.stem for p in (ROOT / "configs" / "clinic").glob("*.yaml") if not p.stem.endswith(".cured"))
 MAX_LOSS_FRAC = 0.8
-"""Largest loss of a cured run over the ill run's; 0.68 for no-gradient, the nearest, with default, avx2 and avx512."""
+"""Largest loss of a cured run over the faulty run's; 0.68 for no-gradient, the nearest, with default, avx2 and avx512."""
 QUIET = ["--set", "train.threads=1", "--set", "sinks.tensorboard.enabled=false", "--log-format", "plain"]
 
 
@@ -39,25 +39,25 @@ def test_the_clinic_is_all_here():
     assert len(CLINIC) == 6
 
 
-@pytest.mark.parametrize("illness", CLINIC)
-def test_the_cure_is_found_applied_and_works(illness, clinic_run, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("fault", CLINIC)
+def test_the_cure_is_found_applied_and_works(fault, clinic_run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
-    config, cure = ROOT / "configs" / "clinic" / f"{illness}.yaml", tmp_path / "cure.yaml"
-    ill, _ = clinic_run(illness, tmp_path / "ill")
-    before = {p: p.read_bytes() for p in ill.rglob("*") if p.is_file()}
+    config, cure = ROOT / "configs" / "clinic" / f"{fault}.yaml", tmp_path / "cure.yaml"
+    faulty, _ = clinic_run(fault, tmp_path / "faulty")
+    before = {p: p.read_bytes() for p in faulty.rglob("*") if p.is_file()}
     capsys.readouterr()
 
-    main(["diagnose", str(ill), "--patch", str(cure), "--format", "json"])
+    main(["diagnose", str(faulty), "--patch", str(cure), "--format", "json"])
     said = json.loads(capsys.readouterr().out)
     code, cured = trained(config, tmp_path / "cured", "--set-file", str(cure), "--fail-on", "warning")
 
     assert said["cure"]["findings_left"] == []
     assert code == 0, "nothing is found any more"
-    assert {p: p.read_bytes() for p in ill.rglob("*") if p.is_file()} == before, "the run stays as it is"
+    assert {p: p.read_bytes() for p in faulty.rglob("*") if p.is_file()} == before, "the run stays as it is"
     assert any(p["comes_back"] for p in said["proofs"])
-    loss, ill_loss = (float(read(run)["loss"][-5:].mean()) for run in (cured, ill))
+    loss, ill_loss = (float(read(run)["loss"][-5:].mean()) for run in (cured, faulty))
     assert loss < MAX_LOSS_FRAC * ill_loss or math.isnan(ill_loss) or said["cure"]["patch"].keys() & {"loss"}
-    accuracy, ill_accuracy = (float(read(run)["val_accuracy"][-1]) for run in (cured, ill))
+    accuracy, ill_accuracy = (float(read(run)["val_accuracy"][-1]) for run in (cured, faulty))
     assert accuracy > ill_accuracy - 0.02, "it learns no less"
 
 
@@ -65,7 +65,7 @@ def test_a_change_is_tried_side_by_side_from_several_seeds(tmp_path, monkeypatch
     monkeypatch.chdir(ROOT)
     change = tmp_path / "change.yaml"
     change.write_text("model: {detached: false}\n")
-    _, run = trained(ROOT / "configs" / "clinic" / "no-gradient.yaml", tmp_path / "ill", "--fail-on", "never")
+    _, run = trained(ROOT / "configs" / "clinic" / "no-gradient.yaml", tmp_path / "faulty", "--fail-on", "never")
     before = sorted(run.rglob("*"))
     capsys.readouterr()
 
@@ -157,7 +157,7 @@ def run(tmp_path):
 
 
 OWN = """
-model: {target: "replay.ill:Two", share: true, scale: 1.0}
+model: {target: "replay.faulty:Two", share: true, scale: 1.0}
 data: {name: digits}
 optim: {name: sgd, lr: 1}
 loss: {target: "configs.clinic.formulas:likelihood"}

@@ -1,4 +1,4 @@
-"""Symptoms that an earlier finding explains are reported, and do not count as illnesses of their own."""
+"""Symptoms that an earlier finding explains are reported, and do not count as faults of their own."""
 
 import graphlib
 from dataclasses import replace

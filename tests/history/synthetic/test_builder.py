@@ -126,7 +126,7 @@ def test_exploding_grows_until_it_overflows():
     assert history["loss"][-1] > 1e6
 
 
-def test_illnesses_keep_to_their_layers_and_steps():
+def test_faults_keep_to_their_layers_and_steps():
     np.testing.assert_allclose(np.delete(ratio("dead"), 4, axis=1), 1)
     np.testing.assert_allclose(ratio("dead")[:100], 1)
     np.testing.assert_allclose(np.delete(ratio("spike"), 150, axis=0), 1)

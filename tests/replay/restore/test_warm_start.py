@@ -1,4 +1,4 @@
-"""Changes are rehearsed from the recorded state nearest before the illness, where they can be made there."""
+"""Changes are rehearsed from the recorded state nearest before the fault, where they can be made there."""
 
 import contextlib
 import math
