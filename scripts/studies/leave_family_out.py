@@ -7,9 +7,9 @@ above it are counted: with exchangeable runs, one in (number of other runs + 1).
 times the margin that the shipped threshold keeps over all runs.
 
 With `--faulty faulty.json`, written by `studies/planted_faults.py --json`, it also reports the findings in faulty runs.
-Each family is left out, its thresholds are derived anew from the others with the same margin, and the findings that they
-give are compared with those of the thresholds as shipped. Thresholds from fewer runs are lower or the same, so that no
-finding is lost; those that are gained are a further finding of the planted kind, or a false one.
+Each family is left out, its thresholds are derived anew from the others with the same margin, and the findings that
+they give are compared with those of the thresholds as shipped. Thresholds from fewer runs are lower or the same, so
+that no finding is lost; those that are gained are a further finding of the planted kind, or a false one.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from gradwatch.replay.cure import Cure, to_yaml, write
 ROOT = Path(__file__).parents[2]
 CLINIC = sorted(p.stem for p in (ROOT / "configs" / "clinic").glob("*.yaml") if not p.stem.endswith(".cured"))
 MAX_LOSS_FRAC = 0.8
-"""Largest loss of a cured run over the faulty run's; 0.68 for no-gradient, the nearest, with default, avx2 and avx512."""
+"""Largest loss of a cured run, over that of the faulty one. The nearest is no-gradient, with 0.68 on each kernel."""
 QUIET = ["--set", "train.threads=1", "--set", "sinks.tensorboard.enabled=false", "--log-format", "plain"]
 
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 import torch
-from replay.ill import BAD
+from replay.faulty import BAD
 
 from gradwatch.cli import main
 from gradwatch.cli.output.verify_run import VerifyOptions, verify_run
@@ -23,8 +23,8 @@ from gradwatch.train.loop import train
 
 CONFIG = """
 run: {{seed: 3}}
-model: {{target: "replay.ill:Two", {model}}}
-data: {{target: "replay.ill:data", batch_size: 32, {data}}}
+model: {{target: "replay.faulty:Two", {model}}}
+data: {{target: "replay.faulty:data", batch_size: 32, {data}}}
 optim: {{name: sgd, lr: 0.1}}
 train: {{epochs: 2, threads: 1, {train}}}
 sinks: {{terminal: {{enabled: false}}, tensorboard: {{enabled: false}}}}
