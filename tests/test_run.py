@@ -143,7 +143,7 @@ def test_a_monitor_prints_its_steps_and_the_way_to_call_it(training):
         _train(monitor, *training)
         late = str(monitor)
 
-    assert early == "watch: no step was recorded. Call `monitor.step(loss)` after each `optimizer.step()`"
+    assert early == "watch: no step was recorded: call `monitor.step(loss)` after each `optimizer.step()`"
     assert (
         late
         == "watch: no problems found in 3 steps; too short for: rising-sparsity, oscillating-gradient, loss-plateau"

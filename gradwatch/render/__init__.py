@@ -23,7 +23,7 @@ SINKS = {
 }
 """Import path of each sink class, so that an unused sink is never imported."""
 ON_REQUEST = frozenset({"wandb", "mlflow", "trackio", "callable"})
-"""Sinks that take part only if they are named."""
+"""Sinks that are used only if a config or `watch` names them."""
 
 
 @runtime_checkable  # the tests check sinks with `isinstance`
@@ -43,7 +43,7 @@ class Sink(Protocol):
     A sink may have a method `withdraw(finding)`. It is called with a finding that is no longer open, after its
     withdrawal. The history then holds the finding in `withdrawn`.
 
-    A sink may have a method `discard()`. It is called instead of `close` for a run that is not wanted, such as one
+    A sink may have a method `discard()`. It is called instead of `close` for a run that is dropped, such as a run
     without a step. It releases files, and shows nothing.
     """
 

@@ -7,11 +7,11 @@ import importlib.util
 from gradwatch.errors import GradwatchError
 
 PACKAGES = ("wandb", "mlflow", "trackio", "torchao")
-"""Packages that gradwatch does not depend on: of sinks, which are named like them, and of the optimizer adamw8bit."""
+"""Packages that gradwatch does not depend on: for the sinks of the same names, and for the optimizer adamw8bit."""
 
 
 def installation(package: str) -> str:
-    """Return the command that installs a package that is missing, or an empty string."""
+    """Return the command that installs a missing package, or an empty string."""
     if package not in PACKAGES:
         return ""
     found = importlib.util.find_spec(package)

@@ -57,7 +57,7 @@ def test_it_says_where_the_histories_part_and_what_differs(gradwatch, record, mo
     assert result.code == 0, "no finding is new"
     assert "the runs diverge at step 4" in result.out
     assert "first at step 4 in loss: 0.6 in A, 60 in B; 1 other number as well" in result.out
-    assert "bit-identical before it" in result.out
+    assert "bit-identical before that step" in result.out
     assert [line.split() for line in result.out.splitlines() if "model.depth" in line] == [["model.depth", "3", "9"]]
     assert "run.name" not in result.out
     assert "l1.weight   100x larger in B" in result.out

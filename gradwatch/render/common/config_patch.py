@@ -1,4 +1,4 @@
-"""Convert between nested settings and settings by dotted key."""
+"""Convert between nested settings and settings by dotted key, and write config patches as YAML and commands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 TESTED = {True: "tested: cures", False: "tested: does not cure"}
-"""Words for a remedy that a training was tried with."""
+"""Words for a tested remedy, by whether it cures."""
 
 
 def flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -43,7 +43,7 @@ def patch_yaml(patch: Mapping[str, Any]) -> str:
 
 def patch_command(run: Path, patch: Mapping[str, Any]) -> str:
     """Return the command that trains the config of a run with a patch."""
-    # JSON is valid YAML, which values of --set are parsed as
+    # JSON is valid YAML, and --set parses values as YAML
     values = (value if isinstance(value, str) else json.dumps(value) for value in patch.values())
     sets = (f"--set {shlex.quote(f'{key}={value}')}" for key, value in zip(patch, values, strict=True))
     return f"gradwatch train {shlex.quote(str(run / 'config.yaml'))} {' '.join(sets)}"

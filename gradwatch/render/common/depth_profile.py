@@ -28,7 +28,7 @@ STATISTICS = {
     "saturated-activation": "act.saturated_frac",
     "attention-collapse": "attention.max_logit",
 }
-"""Statistic to show over depth, by kind of finding. All other kinds are about a course over the steps."""
+"""Statistic to show over depth, by kind of finding. All other kinds are about a change over the steps."""
 RATIO = "update.ratio"
 MIN_LAYERS = 3
 """Minimum number of layers with a value: fewer have no shape over depth."""
@@ -107,7 +107,7 @@ def depth_profile(findings: Sequence[Finding], history: History) -> DepthProfile
 def _values(
     statistic: str, names: set[str], history: History
 ) -> tuple[tuple[str, ...], tuple[int, ...], Steps, Floats]:
-    """Return the names of the layers, the indexes of the named ones, the steps and the values."""
+    """Return the names of all layers, the indexes of the layers in `names`, the steps and the values."""
     if statistic in history.act.statistics:
         affected = tuple(i for i, name in enumerate(history.act.layers) if name in names)
         return history.act.layers, affected, *history.act.series(statistic)

@@ -14,7 +14,7 @@ from gradwatch.render.common import format as units
 from gradwatch.render.common.problems import RunProblem, problems
 from gradwatch.render.common.run_events import early_ending
 from gradwatch.render.common.run_stats import RunStats, counted, health, run_stats, too_short_for, watching
-from gradwatch.render.common.series import broken
+from gradwatch.render.common.series import nan_as_inf
 from gradwatch.render.common.sparkline import Glyphs, sparkline
 from gradwatch.render.common.style import OK, SEVERITY, mark
 
@@ -113,7 +113,7 @@ def _ranks(history: History) -> list[Text]:
 def _learning(history: History, run: RunStats, signs: Glyphs) -> list[Text]:
     loss_T = history["loss"]
     text = Text(f"loss {units.value(float(loss_T[0]))} to {units.value(run.loss)} ")
-    facts = [text.append(sparkline(broken(loss_T), width=TREND, signs=signs))]
+    facts = [text.append(sparkline(nan_as_inf(loss_T), width=TREND, signs=signs))]
     # a run without validation has nan here
     if np.isfinite(run.val_loss):
         facts.append(Text(f"validation loss {units.number(run.val_loss)}"))

@@ -71,7 +71,7 @@ def draw(
     norms_WM = _by_column(steps_T, norms_TM, width)
     low, high = limits(norms_WM)
     row_of_y = np.arange(HEIGHT) * len(of) // HEIGHT  # with more layers than pixels, some are left out
-    picture = Image.fromarray(_colours(norms_WM.T[row_of_y], low, high))
+    picture = Image.fromarray(_colors(norms_WM.T[row_of_y], low, high))
     canvas = Image.new("RGB", SIZE, PAPER)
     canvas.paste(picture, (left, top))
     pen = ImageDraw.Draw(canvas)
@@ -122,27 +122,27 @@ def _by_column(steps_T: NDArray[np.int64], norms_TM: Floats, width: int) -> Floa
     return norms_WM
 
 
-def _colours(norms_YW: Floats, low: int, high: int) -> Bytes:
+def _colors(norms_YW: Floats, low: int, high: int) -> Bytes:
     """Return the colors of norms, of shape (Y, W, 3)."""
     # log10 of 0 and nan warns; these pixels are overwritten below
     with np.errstate(all="ignore"):
         place = np.clip((np.log10(norms_YW) - low) / (high - low), 0, 1)
     finite = np.isfinite(norms_YW) & (norms_YW > 0)
-    colours = _colour(np.where(finite, place, 0.0))
-    colours[np.isnan(norms_YW)] = NONE
-    colours[norms_YW == 0] = ZERO
-    colours[np.isinf(norms_YW)] = BROKEN
+    colors = _color(np.where(finite, place, 0.0))
+    colors[np.isnan(norms_YW)] = NONE
+    colors[norms_YW == 0] = ZERO
+    colors[np.isinf(norms_YW)] = BROKEN
     y_Y1, w_W = np.arange(len(norms_YW))[:, None], np.arange(norms_YW.shape[1])
-    colours[np.isinf(norms_YW) & ((y_Y1 + w_W) // 2 % 2 == 0)] = PAPER  # hatched: color alone is not enough
-    return colours
+    colors[np.isinf(norms_YW) & ((y_Y1 + w_W) // 2 % 2 == 0)] = PAPER  # hatched: color alone is not enough
+    return colors
 
 
-def _colour(place: Floats) -> Bytes:
+def _color(place: Floats) -> Bytes:
     stops_53 = np.array([ImageColor.getrgb(color) for color in SCALE], np.float64)
     at, places = np.linspace(0, len(SCALE) - 1, 256), np.arange(len(SCALE))
     table = np.stack([np.interp(at, places, stops_53[:, i]) for i in range(3)], axis=1)
-    colours: Bytes = table.astype(np.uint8)[(place * 255).astype(np.uint8)]
-    return colours
+    colors: Bytes = table.astype(np.uint8)[(place * 255).astype(np.uint8)]
+    return colors
 
 
 def _left(of: Sequence[Layer], font: Any) -> int:
@@ -192,7 +192,7 @@ def _scale(
     """Draw the color bar with its powers of ten."""
     low, high = bounds
     # from 1 to 0: the y axis of a picture points down
-    bar = np.repeat(_colour(np.linspace(1, 0, HEIGHT))[:, None], 7, axis=1)
+    bar = np.repeat(_color(np.linspace(1, 0, HEIGHT))[:, None], 7, axis=1)
     canvas.paste(Image.fromarray(bar), at)
     for power in range(low, high + 1, -(-(high - low) // 7)):  # at most 8 labels
         y = at[1] + round((HEIGHT - 1) * (high - power) / (high - low))
@@ -204,10 +204,10 @@ def _legend(pen: ImageDraw.ImageDraw, font: Any, norms: Floats, left: int, y: in
     """Explain the colors that are not on the scale, if they occur in the plot."""
     x = left
     odd = ((np.isinf(norms), BROKEN, "NaN or Inf"), (norms == 0, ZERO, "zero"), (np.isnan(norms), NONE, absent))
-    for occurs, colour, word in odd:
+    for occurs, color, word in odd:
         if occurs.any():
-            pen.rectangle([(x, y), (x + BOX, y + BOX)], colour, INK)
-            if colour == BROKEN:  # hatched, as in the plot
+            pen.rectangle([(x, y), (x + BOX, y + BOX)], color, INK)
+            if color == BROKEN:  # hatched, as in the plot
                 pen.line([(x, y + BOX), (x + BOX, y)], PAPER, 2)
             _write(pen, (x + BOX + 4, y + BOX // 2), word, font, anchor="lm")
             x += BOX + 14 + int(font.getlength(word))

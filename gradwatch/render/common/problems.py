@@ -57,9 +57,9 @@ def problems(history: History, diagnoses: Sequence[Diagnosis]) -> list[RunProble
     """
     found = [RunProblem(cause=d.cause, findings=d.findings, diagnosis=d) for d in diagnoses]
     explained = {f for d in diagnoses for f in d.findings}  # findings are frozen, so they can be in a set
-    if loose := sorted((f for f in history.findings if f not in explained), key=lambda f: -f.severity):
-        found.append(RunProblem(cause=NO_CAUSE, findings=tuple(loose)))
-    # a stable sort: of equal severity, the earliest stays first
+    if unexplained := sorted((f for f in history.findings if f not in explained), key=lambda f: -f.severity):
+        found.append(RunProblem(cause=NO_CAUSE, findings=tuple(unexplained)))
+    # a stable sort: among problems of equal severity, the earliest stays first
     return sorted(found, key=lambda problem: -problem.severity)
 
 

@@ -137,7 +137,7 @@ def run_stats(history: History) -> RunStats:
     return RunStats(
         steps=history.step + 1,
         seconds=time_ms / 1e3 if known_T.any() else float("nan"),
-        # a run that states no batch sizes has 0 samples here, which means unknown
+        # a run without known batch sizes has 0 samples here, which means unknown
         samples_per_s=samples / time_ms * 1e3 if time_ms > 0 and samples > 0 else float("nan"),
         watch_frac=watch_frac,
         watch_s=watch_frac * time_ms / 1e3,
@@ -250,6 +250,6 @@ def skipped(history: History) -> tuple[int, int]:
 
 def worst_severity(history: History) -> Severity | None:
     """Return the highest severity of the findings, or None if no finding is more severe than info."""
-    # a finding of severity info is no problem: the run stays healthy
+    # a finding of severity info is not a problem: the run stays healthy
     worst = max((f.severity for f in history.findings), default=Severity.INFO)
     return worst if worst > Severity.INFO else None

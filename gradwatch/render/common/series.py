@@ -89,12 +89,12 @@ def series_of(finding: Finding, history: History) -> Series | None:
 
 def _values(statistic: str, layer: str | None, history: History) -> Floats | None:
     if statistic in history.run.statistics:
-        # a statistic of the whole run says nothing of a single layer
+        # a statistic of the whole run says nothing about a single layer
         values_T = history[statistic] if layer is None else None
-        return broken(values_T) if values_T is not None and statistic in EVERY_STEP else values_T
+        return nan_as_inf(values_T) if values_T is not None and statistic in EVERY_STEP else values_T
     if layer is None:
         return None
-    if statistic == "grad.l2":  # the layer may be a module, and NaN must not be taken for missing
+    if statistic == "grad.l2":  # the layer may be a module, and a measured NaN must not count as missing
         return _grad_norm(layer, history)
     for table in (history.param, history.act):
         if statistic in table.statistics and layer in table.layers:
@@ -112,6 +112,6 @@ def _grad_norm(layer: str, history: History) -> Floats | None:
     return grad_norms(l2_TL, bad_TL, mine)[:, 0] if mine else None
 
 
-def broken(values_T: Floats) -> Floats:
+def nan_as_inf(values_T: Floats) -> Floats:
     """Return a series with Inf instead of NaN, so that a NaN is drawn as broken, not as missing."""
     return np.where(np.isnan(values_T), np.inf, values_T)

@@ -139,7 +139,7 @@ def strip(norms_M: Floats, *, width: int, signs: Glyphs, cell: int = 1) -> tuple
     Returns:
         The strip, and the norm of the top level, or nan if no norm is finite and above 0.
     """
-    from rich.text import Text  # drawing a random number: a sink of somebody's own loop must not import it
+    from rich.text import Text  # the import draws a random number, so the sinks of a user's own loop must not need it
 
     norms_W = _worst(norms_M, width)
     finite_W = norms_W[np.isfinite(norms_W) & (norms_W > 0)]

@@ -34,8 +34,8 @@ def summary_lines(history: History, diagnoses: Sequence[Diagnosis], *, run_dir: 
     """
     if history.step < 0 and not history.findings:
         # a user's own loop probably never calls `monitor.step`
-        way_out = " Call `monitor.step(loss)` after each `optimizer.step()`" if history.info.settings is None else ""
-        return [f"no step was recorded.{way_out}"]
+        hint = ": call `monitor.step(loss)` after each `optimizer.step()`" if history.info.settings is None else ""
+        return [f"no step was recorded{hint}"]
     problems, over = ([f for f in of if f.severity > Severity.INFO] for of in (history.findings, history.withdrawn))
     lines = [_headline(history, problems)]
     if ranks := ranks_text(history):
@@ -46,7 +46,7 @@ def summary_lines(history: History, diagnoses: Sequence[Diagnosis], *, run_dir: 
     if problems and diagnoses:
         lines.append(f"most likely cause: {diagnoses[0]}")
     if left_out := [event.text for event in history.events if event.kind == LEFT_OUT.name]:
-        lines.append(f"not looked at: {', '.join(left_out)}")
+        lines.append(f"not checked: {', '.join(left_out)}")
     if run_dir:
         lines.append(f"details: gradwatch diagnose {run_dir}")
     return lines

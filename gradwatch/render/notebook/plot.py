@@ -74,7 +74,8 @@ def _chosen(
     known = (*history.run.statistics, *history.param.statistics, *history.act.statistics)
     if statistic not in known:
         raise GradwatchError(
-            f"plot: no statistic is called '{statistic}'{did_you_mean(statistic, known)}; there are {', '.join(known)}"
+            f"plot: no statistic is called '{statistic}'{did_you_mean(statistic, known)}; "
+            f"the statistics are {', '.join(known)}"
         )
     table = history.table(statistic)
     steps_T, values_TL = table.series(statistic)
@@ -84,7 +85,7 @@ def _chosen(
         if name not in table.layers:
             raise GradwatchError(
                 f"plot: {statistic} has no layer '{name}'{did_you_mean(name, table.layers)}; "
-                f"there are {', '.join(table.layers)}"
+                f"its layers are {', '.join(table.layers)}"
             )
     return tuple(layers), steps_T, values_TL[:, [table.layers.index(name) for name in layers]]
 
@@ -93,13 +94,13 @@ def _draw(figure: Figure, axes: Axes, names: Sequence[str], steps_T: NDArray[np.
     """Draw a line per layer, colored from early to late."""
     import matplotlib as mpl
 
-    colours = mpl.colormaps["viridis"](np.linspace(0, SPAN, max(2, len(names))))
+    colors = mpl.colormaps["viridis"](np.linspace(0, SPAN, max(2, len(names))))
     for i, name in enumerate(names):
         known_T = np.isfinite(values_TL[:, i])  # a sampled statistic has values at some steps only: connect them
         label = name if name and len(names) <= MAX_NAMED_LAYERS else None
-        axes.plot(steps_T[known_T], values_TL[known_T, i], color=colours[i], linewidth=1, label=label)
+        axes.plot(steps_T[known_T], values_TL[known_T, i], color=colors[i], linewidth=1, label=label)
     if len(names) > MAX_NAMED_LAYERS:
-        scale = mpl.colors.ListedColormap(colours)
+        scale = mpl.colors.ListedColormap(colors)
         bar = figure.colorbar(mpl.cm.ScalarMappable(cmap=scale), ax=axes, ticks=[0, 1], pad=0.01)
         bar.ax.set_yticklabels(
             [f"input: {shorten(names[0], 20)}", f"output: {shorten(names[-1], 20)}"], fontsize="small"
@@ -136,6 +137,6 @@ def _findings(axes: Axes, findings: Sequence[Finding]) -> None:
     # styles differ, since findings of one severity share a color
     styles = ("--", "-.", ":", (0, (5, 1)), (0, (1, 3)))
     for finding, style in zip(list(first.values())[:MAX_MARKED_FINDINGS], styles, strict=False):
-        colour = COLORS[finding.severity]
+        color = COLORS[finding.severity]
         label = f"{finding.kind}, step {finding.since:,}"
-        axes.axvline(finding.since, color=colour, linestyle=style, linewidth=1, label=label)
+        axes.axvline(finding.since, color=color, linestyle=style, linewidth=1, label=label)

@@ -40,7 +40,7 @@ class FindingLines:
         if self._num_lines[finding.kind] <= MAX_LINES_PER_KIND:
             _print(str(finding))
         elif self._num_lines[finding.kind] == MAX_LINES_PER_KIND + 1:
-            _print(f"more layers have {finding.kind}; they are in the summary of the run")
+            _print(f"more findings of {finding.kind} are not printed")
 
     def withdraw(self, finding: Finding) -> None:
         """Print a finding that no longer holds, if its report was printed."""

@@ -41,9 +41,9 @@ class Check(NamedTuple):
         code: Code of the detector.
         kind: Kind of its findings.
         status: One of `ORDER`.
-        times: Number of findings, with those that are over.
+        times: Number of findings, including withdrawn ones.
         severity: Highest severity of the open findings, or None without one.
-        note: What was found, why nothing could be found, or what the detector looks for.
+        note: The first finding, the reason why nothing could be found, or the symptom that the detector looks for.
     """
 
     code: str
@@ -122,7 +122,7 @@ def _summary(rows: Sequence[Check]) -> str:
 
 
 def _row(row: Check) -> str:
-    # no sign: only a detector that looked may say that all is well
+    # no sign: only a detector that judged the run may say that all is well
     plain = f'<span class="badge">{row.status}</span>'
     result = plain if row.status in (OVER, LEFT, OFF, WAITING) else badge(row.severity, row.status)
     times = f"{row.times:,}" if row.times else ""

@@ -16,7 +16,7 @@ from gradwatch import catalogue
 from gradwatch.history.store import History, Table
 from gradwatch.records import Finding
 from gradwatch.render.common.heatmap import SCALE
-from gradwatch.render.common.series import EVERY_STEP, USUAL, broken
+from gradwatch.render.common.series import EVERY_STEP, USUAL, nan_as_inf
 from gradwatch.render.report import encoding as pack
 
 VERSION = 1
@@ -71,7 +71,7 @@ def _most_columns(history: History) -> int:
 
 
 def _params(history: History) -> list[dict[str, Any]]:
-    """Return the page's data of each parameter tensor. `main` tensors are those through which gradients flow."""
+    """Return the page's data of each parameter tensor. Gradients flow through the `main` tensors."""
     main = [len(p.shape) > 1 and p.trainable for p in history.info.layers]
     return [
         {
@@ -146,7 +146,7 @@ def _curves(history: History) -> Iterator[dict[str, Any]]:
     meanings = {s.name: (s.unit, s.meaning) for s in catalogue.RUN}
     for i, name in enumerate(history.run.statistics):
         # a NaN loss must not look like a missing one
-        values_T = broken(values_TSL[:, i, 0]) if name in EVERY_STEP else values_TSL[:, i, 0]
+        values_T = nan_as_inf(values_TSL[:, i, 0]) if name in EVERY_STEP else values_TSL[:, i, 0]
         known_T = ~np.isnan(values_T)
         if name == "batch_hash" or not known_T.any():  # a hash is not a measurement
             continue

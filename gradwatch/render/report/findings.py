@@ -104,7 +104,7 @@ def _place(finding: Finding) -> str:
 
 
 def _broken_losses(finding: Finding, history: History) -> str:
-    """Return at which steps the loss was not finite, and whether gradients were computed, for a finding about that."""
+    """Return a sentence about the steps with a non-finite loss, or an empty string for a finding about gradients."""
     if finding.kind != "non-finite" or finding.layer is not None:
         return ""
     steps_T = history.steps("loss")[~np.isfinite(history["loss"])]
@@ -136,10 +136,10 @@ def _further(findings: Sequence[Finding]) -> str:
     )
     more = f"<p>{len(findings) - MAX_ROWS:,} more are not listed.</p>" if len(findings) > MAX_ROWS else ""
     head = "".join(
-        f'<th scope="col">{name}</th>' for name in ("layer", "since step", "found at step", "severity", "what")
+        f'<th scope="col">{name}</th>' for name in ("layer", "since step", "found at step", "severity", "message")
     )
     return (
-        f"<details><summary>All {len(findings):,} places</summary>"
+        f"<details><summary>All {len(findings):,} findings</summary>"
         f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
         f"{more}</details>"
     )

@@ -18,11 +18,11 @@ from gradwatch.render.report.text import badge, definitions
 FILE = "attributions.json"
 ABOUT = (
     "Red raises the score and blue lowers it; maps without a sign are red. The verdict comes from the experiments "
-    "beside each map."
+    "next to each map."
 )
 SEVERITIES = {"holds": None, "cannot tell": Severity.INFO, "misleads": Severity.WARNING}
 LEVELS = 5
-"""Strengths of color of a token."""
+"""Number of color strengths of a token."""
 HALF = 100
 """Half of the width of a bar chart, in which a bar grows from the middle."""
 
@@ -58,13 +58,13 @@ class MapCard:
 @final
 @dataclass(frozen=True, slots=True)
 class MapCards:
-    """Maps of samples under one title, which without maps says why there are none."""
+    """Maps of samples under one title; if there are no maps, the title says why."""
 
     title: str
     cards: Sequence[MapCard]
 
     def write(self, run: Path) -> None:
-        """Write them into a run directory."""
+        """Write the maps into a run directory."""
         atomic.replace(run / FILE, json.dumps(asdict(self)).encode("utf-8"))
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Show the bytes and the time of each module in one step in the report, and store them in the run directory."""
+"""Show the memory and the time of each module in one step in the report, and store them in the run directory."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from gradwatch.render.common import format as units
 FILE = "modules.json"
 COLUMNS = ("module", "type", "output", "parameters", "saved", "FLOPs", "forward", "backward")
 ABOUT = (
-    "A module counts everything inside of it. Saved: what the graph keeps for the backward pass, each storage where it "
-    "is saved first."
+    "A module includes everything inside it. Saved: the memory that the graph keeps for the backward pass; a storage "
+    "counts in the module that saves it first."
 )
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleTable:
-    """The bytes and the time of one recorded step, by module.
+    """The memory and the time of one recorded step, by module.
 
     Args:
         step: The step.

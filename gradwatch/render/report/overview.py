@@ -16,7 +16,7 @@ from gradwatch.render.common.run_stats import health, memory, run_stats, watchin
 from gradwatch.render.report.text import badge, definitions, prose
 
 WORDS = {"non-finite": "NaN or Inf", "dead-relu": "dead ReLU", "missing-zero-grad": "missing zero_grad"}
-"""Kinds whose words are not just the parts of their names."""
+"""Kinds whose names in words differ from their parts."""
 
 
 def overview(history: History, diagnoses: Sequence[Diagnosis], run: Path | None) -> str:
@@ -30,7 +30,7 @@ def overview(history: History, diagnoses: Sequence[Diagnosis], run: Path | None)
 
 
 def verdict(history: History, diagnoses: Sequence[Diagnosis]) -> str:
-    """Return the gravest problem with its cause in plain words and the number of others, or the health of the run."""
+    """Return the worst problem with its cause in plain words and the number of others, or the health of the run."""
     found = [problem for problem in problems(history, diagnoses) if problem.severity > Severity.INFO]
     if not found:
         return health(history)
@@ -78,4 +78,4 @@ def _events(history: History, run: Path | None) -> str:
         f"{f' <code>{escape(event.command)}</code>' if event.command else ''}</dd></div>"
         for event in run_events(history, run=run)
     )
-    return f'<dl class="deeds" aria-label="What the run did">{rows}</dl>' if rows else ""
+    return f'<dl class="events" aria-label="Main events of the run">{rows}</dl>' if rows else ""

@@ -29,7 +29,7 @@ from gradwatch.render.report.text import code, definitions, prose
 ASSETS = Path(__file__).parent / "assets"
 # in order of use: they share one script element
 SCRIPTS = ("uplot.iife.min.js", "codes.js", "colours.js", "lines.js", "profile.js", "heatmap.js", "report.js")
-LICENCE = "uplot.LICENSE"
+LICENSE = "uplot.LICENSE"
 """License of uPlot. Every copy of the library must include it, so every report does."""
 STYLES = ("uplot.min.css", "report.css")
 NOTHING = "No steps recorded: the run ended before its first optimizer step."
@@ -57,7 +57,7 @@ def page(
     maps = MapCards.read(run) if run else None
     modules = ModuleTable.read(run) if run else None
     # the policy has hashes of these texts, so the template must insert them unchanged
-    script, style = f"\n/*{asset_text((LICENCE,))}*/{asset_text(SCRIPTS)}", asset_text(STYLES)
+    script, style = f"\n/*{asset_text((LICENSE,))}*/{asset_text(SCRIPTS)}", asset_text(STYLES)
     return Template((ASSETS / "report.html").read_text(encoding="utf-8")).substitute(
         policy=policy(script, style),
         title=escape(f"{history.info.name}: {health(history)}"),
@@ -83,14 +83,14 @@ def page(
 
 def _maps(maps: MapCards) -> str:
     return (
-        '<section id="maps" aria-labelledby="maps-title"><h2 id="maps-title">What decides for samples</h2>'
+        '<section id="maps" aria-labelledby="maps-title"><h2 id="maps-title">Inputs that decide</h2>'
         f'<p class="hint">{escape(maps.title)}{f". {ABOUT}" if maps.cards else ""}</p>{maps.to_html()}</section>'
     )
 
 
 def _modules(modules: ModuleTable) -> str:
     return (
-        '<section id="modules" aria-labelledby="modules-title"><h2 id="modules-title">Bytes and time of a step</h2>'
+        '<section id="modules" aria-labelledby="modules-title"><h2 id="modules-title">Memory and time of a step</h2>'
         f"{modules.to_html()}</section>"
     )
 
@@ -113,7 +113,7 @@ def asset_text(names: tuple[str, ...]) -> str:
 
 
 def _json(document: Mapping[str, object]) -> str:
-    # a layer may be named `</script>`, and old browsers take U+2028 and U+2029 in a script for line ends
+    # a layer may be named `</script>`, and old browsers treat U+2028 and U+2029 in a script as line ends
     text = json.dumps(strict(document), allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 

@@ -1,4 +1,4 @@
-"""Draw a finding: a profile over depth where the layers tell, else its statistic over the steps."""
+"""Draw a finding: as a profile over depth if its kind has one, else as a statistic over the steps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LABELS = {
     "act.saturated_frac": "saturated outputs",
     "attention.max_logit": "largest attention logit",
 }
-"""What the height of a profile is."""
+"""Meaning of the height of a profile, by statistic."""
 
 Floats = NDArray[np.floating[Any]]
 

@@ -1,4 +1,4 @@
-"""Replace the thin charts of a live run by charts from its whole history, when the run ends."""
+"""Replace the sparse charts of a live run with charts from its whole history, when the run ends."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _events(old: Sequence[Path], blocks: Iterable[Block], descriptions: Mapping[
         for event in read_events(path):
             if event.HasField("summary"):
                 written[event.step] = event.wall_time
-            # restarts stay: they withdraw the histograms of a part of the run that was done again
+            # restarts stay: they withdraw the histograms of steps that the run repeated
             if not (event.file_version or _is_scalars(event)):
                 yield event
     steps = sorted(written)

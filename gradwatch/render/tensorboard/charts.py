@@ -45,7 +45,7 @@ METRICS = {
 SHOWN_AS_NAN = frozenset((LOSS, NORM, CLIPPED_NORM))
 """Tags of the charts whose values that are not finite are points too."""
 MEASURED = ("loss", "grad_norm.before_clip")
-"""Statistics of every step: one that is not finite makes the step a step with NaN or Inf."""
+"""Statistics of every step; a step counts as a step with NaN or Inf if one of them is not finite."""
 THIRDS = ("early", "middle", "late")
 HEALTHY = (-4.0, -2.0)
 """Limits of the update/weight ratio of a healthy layer, as powers of ten: 10x below and above 1e-3, the rule of thumb
@@ -124,22 +124,22 @@ DESCRIPTIONS = {chart.tag: chart.meaning for chart in (*CHARTS, *SCALING, *VALID
     **{f"gradients/log10_norm_{third}": f"Median gradient norm of the {third} third of the layers, as a power of ten. "
        "If early is far below late, gradients vanish." for third in THIRDS},
     "updates/log10_ratio_median": "Update norm divided by weight norm, median layer, as a power of ten.",
-    "updates/log10_ratio_slowest": "The same for the slowest 10 % of the layers.",
-    "updates/log10_ratio_fastest": "The same for the fastest 10 % of the layers.",
+    "updates/log10_ratio_slowest": "Update norm divided by weight norm; 10 % of the layers are slower.",
+    "updates/log10_ratio_fastest": "Update norm divided by weight norm; 10 % of the layers are faster.",
     "updates/healthy_from": "Rule of thumb: healthy layers learn between 1e-4 and 1e-2 of their size per step.",
     "updates/healthy_to": "Rule of thumb: healthy layers learn between 1e-4 and 1e-2 of their size per step.",
-    "nonfinite/layers": "Most layers at once with NaN or Inf in their gradient since the last point.",
+    "nonfinite/layers": "Largest number of layers with NaN or Inf in their gradient since the last point.",
     NONFINITE: "Steps with a NaN or Inf loss or gradient norm since the run began.",
     PRESENT: "Warnings and critical problems at each step, from their onset on; see the TEXT tab for details.",
     "problems": "Onset of the problem, drawn at the height of the loss.",
-    "sparsity": "The layer with the largest fraction.",
+    "sparsity": "Fraction in the layer where it is largest.",
     "per_layer_grad_norm": "L2 norm of the parameter's gradient, unscaled, before clipping.",
     "per_layer_update_ratio": "L2 norm of the update / L2 norm of the weight.",
     "per_layer_zero_frac": "Fraction of the gradient that is exactly zero; charted from the first zero on.",
     "per_layer_dead_units_frac": "Fraction of dead units: zero for every sample of the batch.",
     "per_layer_saturated_frac": "Fraction of saturated outputs: in the flat tail of the activation function.",
-    "per_layer_attention_logit": "Largest logit of attention, before the softmax.",
-    "per_layer_attention_entropy": "Entropy of attention, of the head with the smallest; 1 is an even spread.",
+    "per_layer_attention_logit": "Largest attention logit, before the softmax.",
+    "per_layer_attention_entropy": "Smallest entropy of an attention head; 1 is an even spread.",
 }  # fmt: skip
 
 

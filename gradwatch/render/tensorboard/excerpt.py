@@ -24,7 +24,7 @@ MARGIN_STEPS = 32
 
 @final
 class TableExcerpt:
-    """Some recorded steps of a table, each of which becomes a point. A point stands for the steps since the one before.
+    """Recorded steps of a table that become points. A point stands for all steps since the point before it.
 
     Args:
         steps_T: Recorded steps, up to the last point.
@@ -85,7 +85,7 @@ class TableExcerpt:
 
 
 class HistoryExcerpt(NamedTuple):
-    """HistoryExcerpt of the three tables of a history. Those of `run` and `param` have equal steps."""
+    """Excerpts of the three tables of a history. `run` and `param` have equal steps."""
 
     run: TableExcerpt
     param: TableExcerpt

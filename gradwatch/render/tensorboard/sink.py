@@ -28,7 +28,7 @@ from gradwatch.render.tensorboard.histograms import magnitudes
 from gradwatch.render.tensorboard.protobuf import FAILURE, SUCCESS, Summaries, dashboard, hparams_end, hparams_start
 from gradwatch.render.tensorboard.throttle import Throttle
 
-HISTOGRAM_MEANING = "Sizes of the elements as powers of ten: a histogram that moves left shrinks tenfold per unit."
+HISTOGRAM_MEANING = "Sizes of the elements as powers of ten: one unit to the left is ten times smaller."
 PICTURE_MEANING = "Gradient norm of every layer over the run, input side on top; triangles mark onsets of findings."
 UPDATES_MEANING = (
     "Update norm divided by weight norm of every layer: about 1e-3 is usual; triangles mark onsets of findings."
@@ -156,7 +156,7 @@ class TensorBoard:
         self._describe(history)
 
     def _rewind(self, history: History) -> None:
-        """Withdraw the output of the rewound steps, which the run will do again."""
+        """Withdraw the output of the rewound steps, which the run will repeat."""
         step = history.step
         self._file.purge(step)
         for part, written in self._written.items():

@@ -121,10 +121,8 @@ def _differences(found: Comparison, signs: Glyphs) -> Iterator[Text]:
     elif found.bits is None:
         yield Text.assemble((signs.ok, OK), (" bit-identical", "bold"), f", at all {count} that both recorded")
     elif found.rounding is None:
-        yield Text.assemble((signs.ok, OK), (" the same to rounding", "bold"), f", at all {count} that both recorded")
-        yield Text.assemble(
-            "  the first different bits are at ", _where(found.bits), f"; nothing differs beyond {limit}"
-        )
+        yield Text.assemble((signs.ok, OK), (" equal up to rounding", "bold"), f", at all {count} that both recorded")
+        yield Text.assemble("  bits first differ at ", _where(found.bits), f"; nothing differs beyond {limit}")
     else:
         yield Text.assemble((signs.onset, "bold"), (f" the runs diverge at step {found.rounding.step:,}", "bold"))
         yield Text.assemble("  beyond ", limit, " first at ", _where(found.rounding))
@@ -133,9 +131,9 @@ def _differences(found: Comparison, signs: Glyphs) -> Iterator[Text]:
             yield Text(f"  {reason}")
         # the divergence may have grown from rounding differences: show where they begin
         if found.bits and found.bits.step < found.rounding.step:
-            yield Text.assemble("  the first different bits are already at ", _where(found.bits))
+            yield Text.assemble("  bits differ already at ", _where(found.bits))
         elif found.rounding.step:  # before step 0, there is nothing to compare
-            yield Text("  bit-identical before it")
+            yield Text("  bit-identical before that step")
 
 
 def _where(parting: FirstDifference) -> Text:
@@ -237,7 +235,7 @@ def _layers(found: Comparison, runs: tuple[History, History], signs: Glyphs, wid
 def _times(gap: GradientGap) -> str:
     if np.isinf(gap.decades):  # a ratio to zero
         return f"zero in {'A' if gap.decades > 0 else 'B'}"
-    # neither run is larger on the whole: the difference changes sign over the steps
+    # neither run has larger gradients throughout: the difference changes sign over the steps
     if abs(gap.decades) < gap.spread / 2:
         return f"{units.times(10**gap.spread)} apart"
     return f"{units.times(10 ** abs(gap.decades))} larger in {'B' if gap.decades > 0 else 'A'}"

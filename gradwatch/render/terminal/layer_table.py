@@ -88,7 +88,7 @@ def _choose(history: History, known: Sequence[Layer]) -> list[int]:
 
 
 def _health(finding: Finding | None, history: History, signs: Glyphs) -> Text:
-    # in a run with findings, a layer without one is not certified as healthy
+    # in a run with findings, a layer without one is not marked as healthy
     return Text("") if finding is None and history.findings else mark(finding.severity if finding else None, signs)
 
 

@@ -19,7 +19,7 @@ from gradwatch.render.common import format as units
 from gradwatch.render.common.layers import Layer, norms_now, worst_finding
 from gradwatch.render.common.run_events import WITHDRAWN
 from gradwatch.render.common.run_stats import newest, skipped, throughput
-from gradwatch.render.common.series import broken
+from gradwatch.render.common.series import nan_as_inf
 from gradwatch.render.common.sparkline import LEVELS, UNICODE, Glyphs, column, sparkline, strip
 from gradwatch.render.common.style import OK, SEVERITY, mark
 
@@ -29,7 +29,7 @@ LABEL = 10  # columns of a label
 BAR = 60
 """Maximum columns of the progress bar."""
 MIN_BAR, MIN_NAME = 12, 8
-"""Minimum columns of the progress bar, before which a name gives way, and of a name, below which it is left out."""
+"""Minimum columns of the progress bar, for which the name is cut, and of the name, which is left out below them."""
 CELL = 4
 """Maximum columns of a layer in the strip."""
 ROOMY = 100
@@ -69,28 +69,28 @@ def progress(history: History, *, width: int, signs: Glyphs) -> Text:
     """Return a line with name, epoch, bar, step, percent, time left and throughput, as far as known."""
     step, total = history.step + 1, history.info.total_steps
     samples_per_s, steps_per_s = throughput(history)
-    # a loop that states no batch has no samples: `x == x` is false for nan
+    # a loop that passes no batch has no samples: `x == x` is false for nan
     speed = f"{samples_per_s:,.0f} samples/s" if samples_per_s == samples_per_s else f"{units.number(steps_per_s)}/s"
     epoch = _epoch(history)
     if not total:
         name = _name(history, width // 4)
         return Text.assemble((name, "bold"), "  " * bool(name), f"{epoch}step {step:,}  {speed}")
-    left = units.duration((total - step) / steps_per_s) if steps_per_s > 0 else units.MISSING
-    run_stats = f" {step:,}/{total:,}  {100 * step // total} %  {left} left  {speed}"
-    free = width - len(run_stats) - len(epoch)
+    left = units.duration(max(total - step, 0) / steps_per_s) if steps_per_s > 0 else units.MISSING
+    numbers = f" {step:,}/{total:,}  {100 * step // total} %  {left} left  {speed}"
+    free = width - len(numbers) - len(epoch)
     name = _name(history, min(width // 4, free - MIN_BAR - 1))
     before = f"{name} " if name else ""
     room = max(4, min(BAR, free - len(before)))
     done = min(room, room * step // total)
     tip = signs.half if done < room else ""  # a full bar has no tip
     bar = Text.assemble((signs.full * done + tip, OK), (signs.empty * (room - done - len(tip)), "dim"))
-    return Text.assemble((before, "bold"), epoch, bar, run_stats)
+    return Text.assemble((before, "bold"), epoch, bar, numbers)
 
 
 def _name(history: History, room: int) -> str:
     """Return the name of the run in at most `room` columns; an empty string if too little of it would remain."""
     name = history.info.name or "run"
-    # only one run is shown, so its date is no news
+    # the view shows a single run, so its date may go
     short = name if len(name) <= room else DATE.sub("", name)
     if len(short) <= room:
         return short
@@ -115,7 +115,7 @@ def _loss(history: History, trend: int, signs: Glyphs) -> Text:
     text = _label("loss").append(f" {units.value(loss):<9}", _alarm(loss))
     loss_T = history["loss"]
     # padded, so that the metrics stay in place while a short trend grows
-    text.append(sparkline(broken(loss_T), width=trend, signs=signs, log=_is_spiky(loss_T)).ljust(trend))
+    text.append(sparkline(nan_as_inf(loss_T), width=trend, signs=signs, log=_is_spiky(loss_T)).ljust(trend))
     for metric, shown in (("val_loss", units.value), ("val_accuracy", units.percent)):
         step, measured = history.latest_validation(metric)
         text.append(f"  {metric} {shown(measured)}" if step >= 0 else "")
@@ -132,7 +132,8 @@ def _is_spiky(loss_T: Floats) -> bool:
 def _gradients(history: History, trend: int, signs: Glyphs) -> Text:
     norm, clipped = newest(history, "grad_norm.before_clip"), newest(history, "grad_norm.after_clip")
     text = _label("gradient").append(f" {units.value(norm):<9}", _alarm(norm))
-    text.append(sparkline(broken(history["grad_norm.before_clip"]), width=trend, signs=signs, log=True).ljust(trend))
+    norms = sparkline(nan_as_inf(history["grad_norm.before_clip"]), width=trend, signs=signs, log=True)
+    text.append(norms.ljust(trend))
     # 0.999: the two norms differ by rounding even if nothing is clipped
     text.append(f"  clipped to {units.number(clipped)}" if clipped < 0.999 * norm else "  total norm")
     rate = newest(history, "lr.0")
@@ -167,8 +168,8 @@ def _strip(history: History, of: Sequence[Layer], *, width: int, signs: Glyphs) 
     norms_M = norms_now(history, of)
     drawn, top = strip(norms_M, width=bars, signs=signs, cell=cell)
     text = _label("layers").append(" input ", "dim").append_text(drawn).append(" output", "dim")
-    notch = ", 10x a notch" if width >= ROOMY else ""
-    legend = [f"top {units.number(top)}{notch}"] if np.isfinite(top) else []
+    scale = ", 10x per level" if width >= ROOMY else ""
+    legend = [f"top {units.number(top)}{scale}"] if np.isfinite(top) else []
     legend += [f"{sign} {word}" for sign, word in _odd(norms_M, top, signs) if sign in drawn.plain]
     lines = [text.append("  " + "  ".join(legend), "dim")]
     return lines + _marks(history, of, bars=bars, cell=cell, signs=signs)

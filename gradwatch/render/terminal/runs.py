@@ -52,7 +52,7 @@ KEYS: dict[str, Callable[[RunSummary], Any]] = {
     "val_accuracy": lambda run: run.val_accuracy,
 }
 """Sort keys of runs."""
-FALLING = ("created", "verdict", "steps", "val_accuracy")
+DESCENDING = ("created", "verdict", "steps", "val_accuracy")
 """Sort keys with the largest value first: the newest, the worst, the longest and the best run."""
 
 
@@ -68,7 +68,7 @@ def ordered(runs: Sequence[RunSummary], key: str, *, reverse: bool = False) -> l
     valued = [(KEYS[key](run), run) for run in runs]
     missing = [run for value, run in valued if isinstance(value, float) and math.isnan(value)]
     known = [(value, run) for value, run in valued if not (isinstance(value, float) and math.isnan(value))]
-    known.sort(key=lambda pair: pair[0], reverse=(key in FALLING) != reverse)
+    known.sort(key=lambda pair: pair[0], reverse=(key in DESCENDING) != reverse)
     return [run for _, run in known] + missing
 
 
@@ -168,7 +168,7 @@ def _findings_text(run: RunSummary, width: int) -> Text:
     """Return the finding kinds that fit, or in words that no problem was found."""
     if run.found or not run.steps:
         return _found(run, width)
-    # a summary does not read the history, from which it is judged whether the run was long enough
+    # a summary does not read the history, so it cannot judge whether the run was long enough
     health = verdict(None, is_judged=False)
     return Text(health if len(health) <= width else "", OK)
 

@@ -72,7 +72,7 @@ class Terminal:
         self._val_step = self._newest = -1
 
     def open(self, history: History) -> None:
-        """Print what the training is about to do; in JSON, the last line has it."""
+        """Print a description of the training; in JSON, the last line contains it."""
         if self.log_format != "json":
             for line in start_lines(history.info, self.run_dir):
                 self._out(line)
@@ -96,7 +96,7 @@ class Terminal:
     def report(self, finding: Finding) -> None:
         """Print a finding of a new kind, or one more severe than the last of its kind. JSON has all findings.
 
-        30 layers with one problem are one line; the live view counts them, and the summary names them.
+        If 30 layers have the same problem, one line is printed; the live view counts them, and the summary names them.
         """
         if self.log_format == "json":
             self._out(json_document.line("finding", finding.to_json()))
@@ -124,7 +124,7 @@ class Terminal:
         printed = self._printed.get(finding.kind)  # None for a finding from before a resume
         if self._is_silent(finding) or finding.kind in self._over or (printed and printed.layer != finding.layer):
             return
-        self._printed.pop(finding.kind, None)  # if the problem returns, it is news
+        self._printed.pop(finding.kind, None)  # if the problem returns, it is printed again
         self._over.add(finding.kind)
         if self._lines[finding.kind] <= MAX_PER_KIND:
             self.console.print(f"  {WITHDRAWN} {finding.life}", style="dim", soft_wrap=self._screen is None)
@@ -139,7 +139,7 @@ class Terminal:
             print_summary(self.console, history, diagnoses, run_dir=self.run_dir)
 
     def _is_silent(self, finding: Finding) -> bool:
-        # a note is no problem, and the live view counts and names it
+        # a note is not a problem, and the live view counts and names it
         return self._is_live and finding.severity <= Severity.INFO
 
     def _redraw(self, history: History) -> None:
@@ -171,10 +171,10 @@ class Terminal:
     def _plain(self, history: History) -> str:
         total = history.info.total_steps
         samples_per_s, steps_per_s = throughput(history)
-        run_stats = [f"step {history.step:,}" + (f"/{total:,}" if total else "")]
+        parts = [f"step {history.step:,}" + (f"/{total:,}" if total else "")]
         for label, statistic in (("loss", "loss"), ("grad norm", "grad_norm.before_clip"), ("lr", "lr.0")):
             if statistic in history.run.statistics:
-                run_stats.append(f"{label} {units.value(newest(history, statistic))}")
+                parts.append(f"{label} {units.value(newest(history, statistic))}")
         (loss_step, val_loss), (step, accuracy) = (
             history.latest_validation("val_loss"),
             history.latest_validation("val_accuracy"),
@@ -183,12 +183,12 @@ class Terminal:
         if max(loss_step, step) > self._val_step:
             self._val_step = max(loss_step, step)
             # `-` stands for a missing accuracy
-            run_stats.append(f"validation {units.number(val_loss)} {units.percent(accuracy)}".removesuffix(" -"))
+            parts.append(f"validation {units.number(val_loss)} {units.percent(accuracy)}".removesuffix(" -"))
         if samples_per_s == samples_per_s:
-            run_stats.append(f"{samples_per_s:,.0f} samples/s")
+            parts.append(f"{samples_per_s:,.0f} samples/s")
         if total and steps_per_s > 0:
-            run_stats.append(f"{units.duration((total - history.step - 1) / steps_per_s)} left")
-        return "  ".join(run_stats)
+            parts.append(f"{units.duration(max(total - history.step - 1, 0) / steps_per_s)} left")
+        return "  ".join(parts)
 
     def _out(self, line: str) -> None:
         # not through rich, which takes 10x as long

@@ -25,7 +25,7 @@ from gradwatch.render.terminal.paragraphs import LABEL, Row, command, print_line
 MAX_NAMES = 3
 """Maximum number of layers that are listed."""
 MAX_NUMBERS = 3
-"""Maximum number of evidence."""
+"""Maximum number of numbers that are listed as evidence."""
 MAX_OTHERS = 2
 """Maximum number of problems after the first, which get a line with their fix."""
 MAX_NOTES = 3
@@ -79,7 +79,7 @@ def _fix(problem: RunProblem, *, run_dir: Path | None) -> Iterator[Row]:
     remedy = problem.remedy
     if remedy is None:
         code = problem.findings[0].code
-        yield "fix", Text.assemble("no remedy is known; what to check: ", (f"gradwatch explain {code}", "bold"))
+        yield "fix", Text.assemble("no remedy is known; for what to check, see ", (f"gradwatch explain {code}", "bold"))
         return
     yield "fix", remedy_text(remedy)
     if remedy.patch and run_dir:
@@ -147,7 +147,7 @@ def _memory(history: History) -> Iterator[Row]:
 
 
 def _events(history: History, run_dir: Path | None) -> Iterator[Row]:
-    """Yield the first event of each kind, and how many more there are; of an incident, the command that replays it."""
+    """Yield the first event of each kind, or for an incident the command that replays it, and how many more follow."""
     before = ""
     for event in run_events(history, run=run_dir, most=1):
         label, before = "" if event.label == before else event.label, event.label

@@ -19,7 +19,7 @@ STATUS: Mapping[Status, str] = {"finished": "FINISHED", "interrupted": "KILLED",
 INVALID = re.compile(r"[^\w\-. :/]")
 """Characters that MLflow refuses in names."""
 MAX_PARAMS = 100
-"""Most params that MLflow accepts at once."""
+"""Maximum number of params that MLflow accepts at once."""
 
 
 @final
@@ -29,8 +29,8 @@ class Mlflow(TrackerSink):
     The names of metrics begin with `gradwatch/`, and the names of tags with `gradwatch.`. Each finding is a tag.
 
     Args:
-        tracking_uri: Server or folder of a new run; null is MLflow's choice, such as MLFLOW_TRACKING_URI.
-        experiment: Experiment of a new run, which is made if there is none; null is MLflow's choice.
+        tracking_uri: Server or folder of a new run; null leaves the choice to MLflow, such as MLFLOW_TRACKING_URI.
+        experiment: Experiment of a new run, which is created if it does not exist; null leaves the choice to MLflow.
         name: Name of a new run; null is the name of the run directory.
         every: Optimizer steps between two points of the curves; 0 for never.
         max_layers: Maximum number of layers with findings that get curves.
@@ -50,11 +50,11 @@ class Mlflow(TrackerSink):
         hparams: Mapping[str, Any] | None = None,
     ) -> None:
         require("mlflow")
-        import mlflow  # seconds, so only if the sink is used
+        import mlflow  # takes seconds, so only if the sink is used
         from mlflow import environment_variables as given
 
         self._entities = mlflow.entities
-        # the client, as the fluent functions act on the active run of their thread, and this sink has its own thread
+        # not the fluent functions, which act on the active run of their thread: this sink has its own thread
         active = mlflow.active_run()
         self._client = mlflow.MlflowClient(None if active else tracking_uri)
         self._is_own = active is None

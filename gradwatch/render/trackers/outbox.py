@@ -51,7 +51,7 @@ class Outbox:
 
         Args:
             send: The last function. It is called even if others have failed.
-            timeout_s: Maximum seconds to wait. Whatever is left is sent as long as the program runs.
+            timeout_s: Maximum seconds to wait. The thread keeps sending the rest as long as the program runs.
 
         Raises:
             TimeoutError: Not everything was sent in time.

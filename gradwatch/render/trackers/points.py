@@ -14,7 +14,7 @@ from gradwatch.render.common.layers import Layer, norms_now, update_ratios
 
 QUANTILES = {"min": 0.0, "p10": 0.1, "median": 0.5, "p90": 0.9, "max": 1.0}
 MAX_PER_FINDING = 3
-"""Maximum number of layers that one finding adds. A finding may have hundreds, whose curves look alike."""
+"""Maximum number of layers that one finding adds. A finding may have hundreds of layers with similar curves."""
 
 
 def quantiles(history: History, of: Sequence[Layer]) -> dict[str, float]:

@@ -48,7 +48,7 @@ class TrackerSink(ABC):
         settings: Settings of the training by dotted key, for a run that the sink has started.
 
     Attributes:
-        sends_all_findings: Whether each finding is sent, also information. Else each kind has few alerts.
+        sends_all_findings: Whether every finding is sent, including notes. Otherwise, each kind has few alerts.
     """
 
     sends_all_findings: ClassVar[bool] = False
@@ -133,7 +133,7 @@ class TrackerSink(ABC):
         """Show the outcome, and finish the tracker's run if the sink has started it."""
 
     def _write_points(self, history: History) -> None:
-        # processor time: the quota is about the cores that the training lacks, not about a busy machine
+        # processor time: the quota limits the cores taken from the training, whatever else the machine does
         began_s = time.thread_time()
         if validations := charts.validation_block(history, after=self._validated):
             for step, values in charts.points_of(validations):
@@ -150,7 +150,7 @@ class TrackerSink(ABC):
         self._throttle.quota.charge(time.thread_time() - began_s + sent_s)
 
     def _warn(self, error: Exception) -> None:
-        text = f"{type(self).__name__} fails ({type(error).__name__}: {error}); it gets nothing more of this run"
+        text = f"{type(self).__name__} fails ({type(error).__name__}: {error}); nothing more of this run is sent to it"
         # line 0: Python would print a line of this file below the warning
         warnings.warn_explicit(f"gradwatch: {text}", RuntimeWarning, __file__, 0)
 

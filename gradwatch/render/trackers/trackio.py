@@ -25,13 +25,13 @@ from gradwatch.render.trackers.tracker_sink import (
 class Trackio(TrackerSink):
     """Sends a run to Trackio: to the current run, or to a new run that ends with the training.
 
-    All names begin with `gradwatch/`. `gradwatch/step` is the optimizer step, also where your run counts otherwise.
+    All names begin with `gradwatch/`. `gradwatch/step` is the optimizer step, even if your run counts differently.
 
     Args:
         project: Project of a new run.
         name: Name of a new run; null is the name of the run directory.
         group: Group of a new run.
-        space_id: Space of Hugging Face for a new run; null keeps it on this machine.
+        space_id: Hugging Face Space for a new run; null keeps the run on this machine.
         every: Optimizer steps between two points of the curves; 0 for never.
         max_layers: Maximum number of layers with findings that get curves.
         directory: Run directory, or None.
@@ -51,7 +51,7 @@ class Trackio(TrackerSink):
         hparams: Mapping[str, Any] | None = None,
     ) -> None:
         require("trackio")
-        import trackio  # seconds, so only if the sink is used
+        import trackio  # takes seconds, so only if the sink is used
         from trackio.context_vars import current_run
 
         self._levels = trackio.AlertLevel

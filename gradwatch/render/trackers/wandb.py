@@ -27,13 +27,13 @@ class Wandb(TrackerSink):
     All names begin with `gradwatch/`, and their x axis is `gradwatch/step`, the optimizer step.
 
     Args:
-        project: Project of a new run; null is W&B's choice.
+        project: Project of a new run; null leaves the choice to W&B.
         name: Name of a new run; null is the name of the run directory.
-        entity: Team or user of a new run; null is W&B's choice.
+        entity: Team or user of a new run; null leaves the choice to W&B.
         group: Group of a new run.
         tags: Tags of a new run.
-        own_rows: Whether each point is a row of its own in W&B. In a run of yours, that moves the step of `wandb.log`,
-            so null does so only in a new run. Elsewhere a point waits for your next `wandb.log`.
+        own_rows: Whether each point is a separate row in W&B. In a run of yours, that would advance the step of
+            `wandb.log`, so null means true for a new run only. With false, a point waits for your next `wandb.log`.
         every: Optimizer steps between two points of the curves; 0 for never.
         max_layers: Maximum number of layers with findings that get curves.
         directory: Run directory, or None.
@@ -55,7 +55,7 @@ class Wandb(TrackerSink):
         hparams: Mapping[str, Any] | None = None,
     ) -> None:
         require("wandb")
-        import wandb  # seconds, so only if the sink is used
+        import wandb  # takes seconds, so only if the sink is used
 
         self._wandb = wandb
         self._is_own = wandb.run is None

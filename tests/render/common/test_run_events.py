@@ -126,9 +126,9 @@ def test_programs_get_all_events_and_the_commands(eventful, trained):
 def test_the_report_has_them_at_the_top(eventful, trained):
     text = page(eventful, (), run=trained)
 
-    told = re.search(r'<dl class="deeds".*?</dl>', text)
+    told = re.search(r'<dl class="events".*?</dl>', text)
     assert told
     assert "the loss became &lt;inf&gt;; went back" in told[0], "whatever a text holds, it is no markup"
     assert f"<code>gradwatch replay {trained} --step 21</code>" in told[0]
     assert told.start() < text.index('<section id="findings"')
-    assert '<dl class="deeds"' not in page(Synthetic(layers=3, steps=60).history(), ())
+    assert '<dl class="events"' not in page(Synthetic(layers=3, steps=60).history(), ())

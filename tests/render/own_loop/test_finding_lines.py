@@ -39,7 +39,7 @@ def test_the_first_findings_of_a_kind_get_a_line_each(capsys):
     printed = capsys.readouterr().err.splitlines()
 
     assert len(printed) == MAX_LINES_PER_KIND + 2
-    assert printed[MAX_LINES_PER_KIND] == "gradwatch: more layers have dead-layer; they are in the summary of the run"
+    assert printed[MAX_LINES_PER_KIND] == "gradwatch: more findings of dead-layer are not printed"
     assert "loss-plateau" in printed[-1]
 
 
@@ -89,7 +89,7 @@ def test_a_run_that_is_too_short_to_be_judged_is_not_called_healthy(capsys):
 def test_a_run_without_steps_says_how_to_record_one(capsys):
     FindingLines(None).close(Synthetic(steps=0).history(), ())
 
-    assert "no step was recorded. Call `monitor.step(loss)`" in capsys.readouterr().err
+    assert "no step was recorded: call `monitor.step(loss)`" in capsys.readouterr().err
 
 
 def test_a_withdrawn_finding_is_announced_and_named_at_the_end(capsys):

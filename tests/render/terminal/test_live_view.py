@@ -116,6 +116,12 @@ def test_the_epoch_is_counted_from_one(steps, total, shown):
     assert shown in line
 
 
+def test_a_run_beyond_its_planned_steps_has_no_time_left():
+    line = _line(Synthetic(layers=2, steps=30), width=100, total_steps=20)
+
+    assert "  0.0 s left" in line
+
+
 def test_a_long_name_leaves_the_bar_its_room():
     for name in ("a-name-without-any-date-that-is-much-too-long", "n" * 200):
         line = _line(Synthetic(layers=2, steps=30), width=80, name=name, steps_per_epoch=10, total_steps=60)
