@@ -175,7 +175,7 @@ class Condition(enum.Enum):
     """The loss has climbed from the start, without a fall before it."""
 
     SHRUNK_WEIGHTS = enum.auto()
-    """Half of the weight matrices have shrunk to a small part of their first norms."""
+    """Half of the weight matrices have shrunk to a small part of their first norms, or only shrink."""
 
     SEQUENCE_AXIS = enum.auto()
     """The autograd graph shows a layer that takes the samples of a batch for the steps of a sequence."""

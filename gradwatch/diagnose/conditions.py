@@ -159,7 +159,7 @@ def _of_evidence(leading: Finding) -> dict[Condition, bool]:
         Condition.EQUAL_SAMPLES: "batch.equal_samples" in evidence,
         Condition.BACKWARD_GAIN: "backward.gain_decades" in evidence,
         Condition.CLIMBING_LOSS: "loss.climb" in evidence,
-        Condition.SHRUNK_WEIGHTS: "weight.l2.shrunk_decades" in evidence,
+        Condition.SHRUNK_WEIGHTS: "weight.l2.shrunk_decades" in evidence or "update.inward" in evidence,
         Condition.UNBOUNDED_LOSS: "loss.by_first_size" in evidence,
         Condition.JUMPING: "size.jumps" in evidence,
         Condition.DRAWS_ENDED: "drawing modules" in evidence,

@@ -6,7 +6,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gradwatch.events import PADDED_INPUT, PADDING_READ, POLICY, EventKind
+from gradwatch.events import (
+    ADVERSARY,
+    CHOSEN_OUTPUTS,
+    PADDED_INPUT,
+    PADDING_READ,
+    POLICY,
+    WEIGHTS_TRAINED,
+    EventKind,
+)
 from gradwatch.history.store import History
 from gradwatch.records import Event
 
@@ -31,3 +39,20 @@ def is_policy_gradient(history: History) -> bool:
     without these no entropy is read.
     """
     return any(events_of(history, POLICY)) and not np.isnan(history["policy.entropy"]).all()
+
+
+def measures_success(history: History) -> bool:
+    """Return whether the loss must fall if the model learns: it is no game, and the model was not trained before.
+
+    The loss of a game between several learners, a policy gradient, or the error of the values of actions, whose targets
+    grow with the agent, may stand still or rise meanwhile. A model that was trained before begins with the loss that it
+    has reached.
+    """
+    moves = any(event for kind in (ADVERSARY, CHOSEN_OUTPUTS) for event in events_of(history, kind))
+    is_game = "+" in history.info.optimizer or moves or is_policy_gradient(history)
+    return not is_game and not was_trained(history)
+
+
+def was_trained(history: History) -> bool:
+    """Return whether the weights had been changed many times when the monitor attached."""
+    return any(events_of(history, WEIGHTS_TRAINED))

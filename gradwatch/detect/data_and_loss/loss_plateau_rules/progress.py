@@ -9,11 +9,11 @@ import math
 import numpy as np
 
 from gradwatch.detect.features.baseline import baseline_loss, first_loss, first_steps, newest_loss
-from gradwatch.detect.features.events import events_of, is_policy_gradient
+from gradwatch.detect.features.events import events_of, measures_success, was_trained
 from gradwatch.detect.features.finding import Sign
 from gradwatch.detect.features.robust_stats import median, slope, trend
 from gradwatch.detect.features.structure import structure_of
-from gradwatch.events import ADVERSARY, CHOSEN_OUTPUTS, EMBEDDING_PRODUCT, WEIGHTS_TRAINED
+from gradwatch.events import EMBEDDING_PRODUCT
 from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
 
@@ -37,9 +37,7 @@ def make_sign(history: History, why: str, *, travel: float, since: int | None = 
     """Return the sign of a loss that has stood still, with the reason why that loss is too high.
 
     The sign is for information if the loss may stand still or rise while the model learns, or if the weights have
-    hardly moved, so that the model may only be slow. It may be the value of a game between several learners, a policy
-    gradient, or the error of the values of actions, whose targets grow with the agent. A model that was trained before
-    begins with the loss that it has reached.
+    hardly moved, so that the model may only be slow.
 
     Args:
         history: History of the run.
@@ -48,18 +46,15 @@ def make_sign(history: History, why: str, *, travel: float, since: int | None = 
         since: Step since which the loss has stood still, or None if it is unknown.
     """
     text = f"the loss is {newest_loss(history, WINDOW_STEPS):.4g} after {history.step} steps; {why}"
-    moves = any(event for kind in (ADVERSARY, CHOSEN_OUTPUTS) for event in events_of(history, kind))
-    is_game = "+" in history.info.optimizer or moves or is_policy_gradient(history)
     moved = _travel(history)
     is_slow = moved < travel  # False for nan: not measured
     if is_slow:
         how_far = f"by at most {100 * moved:.1g} %, so it may only be slow" if moved else "by nothing"
         text += f"; the weights have moved {how_far}"
-    was_trained = any(events_of(history, WEIGHTS_TRAINED))
-    if was_trained:
+    if was_trained(history):
         text += "; the model was trained before"
-    is_known = is_game or is_slow or was_trained
-    return Sign(text, loss_evidence(history), since, severity=Severity.INFO if is_known else None)
+    severity = None if measures_success(history) and not is_slow else Severity.INFO
+    return Sign(text, loss_evidence(history), since, severity=severity)
 
 
 def _travel(history: History) -> float:
