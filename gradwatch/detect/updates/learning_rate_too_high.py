@@ -19,6 +19,7 @@ from gradwatch.detect.updates.learning_rate_too_high_rules.examples import (
     make_compounding,
     make_jump,
     make_overwritten,
+    make_own_rate,
     make_restarting,
     make_running_away,
     make_thrown,
@@ -31,6 +32,7 @@ from gradwatch.detect.updates.learning_rate_too_high_rules.lost_progress import 
     newest_loss,
 )
 from gradwatch.detect.updates.learning_rate_too_high_rules.overshot_loss import find_overshot_loss
+from gradwatch.detect.updates.learning_rate_too_high_rules.overwritten_matrix import find_overwritten_matrix
 from gradwatch.detect.updates.learning_rate_too_high_rules.overwritten_weights import find_overwritten_weights
 from gradwatch.detect.updates.learning_rate_too_high_rules.rate_jump import find_rate_jump
 from gradwatch.detect.updates.learning_rate_too_high_rules.weight_growth import WINDOW_STEPS as GROWTH_STEPS
@@ -65,7 +67,9 @@ class LearningRateTooHigh:
     those before it stopped being finite, and is `runaway` times the first; the first update of some matrix was `large`.
     (5) A rate that compounds, by one factor again and again, and is `compound` times the rate at which `learned` of the
     loss was learned. Over the newest 64 steps the loss no longer falls. It is reported before it does harm. (6) A loss
-    of `runaway` times the first, as the median over 8 steps, after updates of `large`, at any time of the run.
+    of `runaway` times the first, as the median over 8 steps, after updates of `large`, at any time of the run. (7) An
+    update of `ratio` of one matrix, `lead` times the update of the median matrix. Matrices that began near zero do not
+    count.
 
     These signs are no consequence of numbers that stop being finite later. The finding is critical if nothing else was
     found before it and the run has lost what it had learned. That is so if the run is non-finite, or if the loss, as
@@ -89,6 +93,9 @@ class LearningRateTooHigh:
             1e-3 that rates are chosen for.
         runaway: Loss in units of the first for (4) and (6). 100: a start without warm-up overshoots by tens, and
             recovers; the loss of an agent that learns values came to 16.
+        lead: Update of a matrix, in units of the median over matrices, for (7). 10: the layers of healthy scripts
+            differed by as much, but none of 259 replaced a matrix that began at its usual size.
+        matrices: Least number of weight matrices for (7). 3: one of two is half of the model.
         worse: Loss after the jump in units of the loss before it. 1.5: single batches seldom differ that much, and
             medians of 6 never did.
         lost: Loss in units of its best at which all progress is gone. 3: noise moves a median of 6 by less than
@@ -118,6 +125,8 @@ class LearningRateTooHigh:
     compound: float = 10.0
     large: float = 0.05
     runaway: float = 100.0
+    lead: float = 10.0
+    matrices: int = 3
     worse: float = 1.5
     lost: float = 3.0
     harm: float = 1.05
@@ -168,6 +177,12 @@ class LearningRateTooHigh:
             harm_alone=self.harm_alone,
         )
         yield from self._report(history, overwritten)
+        if not overwritten:
+            every = interval(self.every, history.step)
+            for sign in find_overwritten_matrix(
+                history, ratio=self.ratio, every=every, lead=self.lead, matrices=self.matrices
+            ):
+                yield from self._report(history, sign)
         yield from self._report(history, find_overshot_loss(history, runaway=self.runaway, large=self.large))
         # weights may grow while the loss falls, which does no harm
         grown = find_weight_growth(history, growth=self.growth, every=self.every)
@@ -182,7 +197,9 @@ class LearningRateTooHigh:
         if sign is not None:
             severity = severity_after(history, self.kind, but=_later(history, sign)) if severity is None else severity
             since = sign.since if onset is None else onset
-            yield finding_of(self, history, sign.message, *sign.evidence, severity=severity, onset=since)
+            yield finding_of(
+                self, history, sign.message, *sign.evidence, layer=sign.layer, severity=severity, onset=since
+            )
 
     def _critical(self, history: History, finding: Finding) -> Finding:
         newest = Quantity(key="loss", value=newest_loss(history))
@@ -211,6 +228,9 @@ class LearningRateTooHigh:
         yield Example("it grows by equal amounts, as in a linear warm-up", make_compounding(linear=True))
         yield Example("it goes back to where it was before it fell, as warm restarts do", make_restarting())
         yield Example("one update is larger than the weights", make_overwritten(), (None,))
+        yield Example("one layer has a thousand times the rate of the others", *make_own_rate(factor=1e3))
+        yield Example("one layer has ten times the rate of the others", make_own_rate(factor=10.0)[0])
+        yield Example("that layer began at zero, as an adapter does", make_own_rate(factor=1e3, first=1e-3)[0])
         yield Example("a healthy run", Synthetic(steps=60).history())
         linear = Synthetic(steps=60, lr=0.1)
         linear.weight_l2_TL *= 1 + 0.2 * linear.t_T[:, None]

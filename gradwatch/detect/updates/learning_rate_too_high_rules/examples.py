@@ -49,6 +49,18 @@ def make_overwritten() -> History:
     return made.history()
 
 
+def make_own_rate(*, factor: float, first: float = 1.0) -> tuple[History, tuple[str, ...]]:
+    """Return a run in which a layer has `factor` times the rate of the others, and the name of the layer.
+
+    Args:
+        factor: Rate of the layer over the rate of the others.
+        first: First norm of its weights, in units of the usual.
+    """
+    made = Synthetic(steps=60, lr=0.01).own_rate(4, factor=factor)
+    made.weight_l2_TL[0, 4] *= first
+    return made.history(), made.names(4)
+
+
 def make_thrown(*, height: float, every: int = 1) -> History:
     """Return a run whose loss rises by a factor from step 30 to 60, at all steps or at single ones."""
     made = Synthetic(steps=90)
