@@ -22,6 +22,7 @@ from gradwatch.detect.updates.learning_rate_too_low_rules.examples import (
     make_looked_up,
     make_outweighed,
     make_scheduled,
+    make_slow,
     make_slowed,
     make_stuck,
     make_thrown,
@@ -30,6 +31,7 @@ from gradwatch.detect.updates.learning_rate_too_low_rules.examples import (
 )
 from gradwatch.detect.updates.learning_rate_too_low_rules.negligible_updates import find_negligible_updates
 from gradwatch.detect.updates.learning_rate_too_low_rules.outweighed_gradients import find_outweighed_gradients
+from gradwatch.detect.updates.learning_rate_too_low_rules.short_travel import TRAVEL, find_short_travel, has_fallen
 from gradwatch.detect.updates.learning_rate_too_low_rules.slow_groups import find_slow_groups
 from gradwatch.detect.updates.learning_rate_too_low_rules.squared_rate import corrected_step, find_squared_rate
 from gradwatch.detect.updates.learning_rate_too_low_rules.unfinished_warm_up import find_unfinished_warm_up
@@ -77,7 +79,8 @@ class LearningRateTooLow:
     schedule whose largest rate is the square of the rate that the optimizer was given returns rates where `LambdaLR`
     expects factors. (4) The run is finished, and its rate has only risen, and is still far below the optimizer's. (5)
     The first update of Adam, which is as large as its rate whatever the gradients are, was `outweighed` of it: eps is
-    larger than the gradients. Updates must be below `useful` times `ratio`.
+    larger than the gradients. Updates must be below `useful` times `ratio`. (6) All updates of `travel_steps` steps add
+    up to less than `travel`, and the loss has not fallen by `travel_fall`. Most matrices began at one size (`alike`).
 
     Source: LeCun et al. 1998, "Efficient BackProp", sec. 4.7; Karpathy, CS231n, "Ratio of weights:updates",
     https://cs231n.github.io/neural-networks-3/#ratio.
@@ -117,6 +120,12 @@ class LearningRateTooLow:
             0.5: warm-ups usually take a tenth of a run at most.
         outweighed: First update of Adam, over its rate, up to which eps outweighs the gradients, for (5). 0.1: eps is 9
             times the gradients of the layer that has the largest.
+        travel: Sum of the update/weight ratios of all steps below which the weights have hardly moved, for (6). 0.1:
+            of 259 healthy scripts from scratch, those that had not learned in 120 steps had moved by 0.5 and more.
+        travel_fall: Fall of the loss, as a fraction, below which (6) judges. 0.1: half would take five times as long.
+        travel_steps: Least number of steps for (6). 200: updates of 5e-4, half of the usual, add up to `travel`.
+        planned: Planned steps of the run per step of waiting for (6). 20: a long run may start slowly for longer.
+        alike: Distance of the first sizes of matrices of one rule, as a fraction. 0.05: 250 draws are off by 3 %.
         finished_steps: Steps of a run, at least, for (4). 50: fewer are a trial.
     """
 
@@ -142,6 +151,11 @@ class LearningRateTooLow:
     square_end: float = 2.0
     reached: float = 0.5
     outweighed: float = 0.1
+    travel: float = 0.1
+    travel_fall: float = 0.1
+    travel_steps: int = 200
+    planned: int = 20
+    alike: float = 0.05
     finished_steps: int = 50
 
     def detect(self, history: History) -> Iterator[Finding]:
@@ -156,9 +170,8 @@ class LearningRateTooLow:
             falling_steps=self.square_steps,
             level_steps=self.square_level,
         )
-        yield from findings_of(self, history, [squared])
         warm_up = find_unfinished_warm_up(history, reached=self.reached, steps=self.finished_steps, left=self.left)
-        yield from findings_of(self, history, [warm_up])
+        yield from findings_of(self, history, [squared, warm_up])
         yield from find_slow_groups(
             self, history, ratio=self.ratio, samples=self.samples, left=self.left, slow=self.slow
         )
@@ -170,7 +183,15 @@ class LearningRateTooLow:
             left=self.left,
             spread=self.spread,
         )
-        yield from findings_of(self, history, [outweighed or self._sign(history)])
+        short = find_short_travel(
+            history,
+            travel=self.travel,
+            spread=self.spread,
+            fall=self.travel_fall,
+            patience=max(self.travel_steps, (history.info.total_steps or 0) // self.planned),
+            alike=self.alike,
+        )
+        yield from findings_of(self, history, [outweighed or self._sign(history) or short])
 
     def _sign(self, history: History) -> Sign | None:
         """Return the sign of negligible updates, unless something else than the rate makes them small."""
@@ -206,8 +227,12 @@ class LearningRateTooLow:
         """Return the step from which the updates have been larger, or the loss is nearly gone."""
         if is_learned(history, left=self.left):
             return Recovery(history.step, f"less than {100 * self.left:.3g} % of the loss was left")
-        if any(q.key == "lr.reached" for q in finding.evidence):
+        keys = {q.key for q in finding.evidence}
+        if "lr.reached" in keys:
             return None
+        if TRAVEL in keys:
+            is_over = has_fallen(history, fall=self.travel_fall)
+            return Recovery(history.step, f"the loss fell by {100 * self.travel_fall:.3g} %") if is_over else None
         initial = next((q.value for q in finding.evidence if q.key == "lr.initial"), None)
         if initial is not None:
             end = corrected_step(history, initial, correction=self.square_end)
@@ -242,6 +267,9 @@ class LearningRateTooLow:
         )
         yield Example("a group has a millionth of the others' rate, by a slip", *make_slowed(factor=1e-6))
         yield Example("a group has a hundredth, as in fine-tuning", make_slowed(factor=1e-2)[0])
+        yield Example("in 240 steps of SGD at a tenth of its rate the loss falls by 3 %", make_slow(), (None,))
+        yield Example("the loss falls by a quarter meanwhile", make_slow(fall=0.25))
+        yield Example("the weights of each layer have a size of their own, as after training", make_slow(apart=0.2))
         yield Example("a healthy run", Synthetic(steps=60).history())
         yield Example("a warm-up that would take a hundred thousand steps", make_warming(over=1e6), (None,))
         yield Example("a warm-up of ten thousand steps", make_warming(over=1e4))

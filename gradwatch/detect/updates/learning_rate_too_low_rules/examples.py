@@ -17,6 +17,19 @@ def make_slowed(*, factor: float) -> tuple[History, tuple[str, ...]]:
     return made.history(), made.names(4)
 
 
+def make_slow(*, fall: float = 0.03, apart: float = 0.0) -> History:
+    """Return a run of 240 steps in which the weights move by 5 %, and the loss falls along a line.
+
+    Args:
+        fall: Fall of the loss, as a fraction.
+        apart: Spread of the first sizes of the weights, as a fraction.
+    """
+    made = Synthetic(steps=240, optimizer="Adam", lr=1e-4)
+    made.loss_T[:] = 2.3 * (1 - fall * made.t_T / made.steps)
+    made.weight_l2_TL *= 1 + apart * np.linspace(-1, 1, made.layers)
+    return made.history()
+
+
 def make_stuck(*, lr: float, opened: float = 1.0) -> History:
     """Return a run at rate `lr` in which the last matrix starts near zero and moves `opened` times more."""
     made = Synthetic(steps=60, lr=lr)

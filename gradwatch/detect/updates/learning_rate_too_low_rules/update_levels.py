@@ -63,6 +63,11 @@ def is_loss_left(history: History, *, left: float) -> bool:
     return float(median(history.scalar("loss", LOSS_STEPS))) > left * first
 
 
+def level_of(history: History, ratio_TM: Floats, *, spread: float) -> Floats:
+    """Return the update/weight ratio of the matrices at some steps, of shape (T,); nan if it was not measured."""
+    return _level(ratio_TM * _is_known(history), spread)
+
+
 def _level(ratio_TW: Floats, spread: float) -> Floats:
     """Return the median ratio of each step, or the largest ratio / `spread` if that is more."""
     level_T: Floats = np.fmax(median(ratio_TW.T), np.fmax.reduce(ratio_TW, axis=1) / spread)
