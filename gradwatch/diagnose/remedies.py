@@ -276,7 +276,8 @@ KNOWN: dict[str, Build] = {
     "small_embeddings": _fixed("initialize {where} with a standard deviation of 0.02 to 0.1", own_code.embedding_code),
     "zero_grad": _fixed("call optimizer.zero_grad() once per update", "optimizer.zero_grad()  # before backward()"),
     "advance_iterator": _fixed(
-        "create the data iterator once, before the loop, and do not seed a generator inside the loop"
+        "draw a new batch at each step, from an iterator that is created once, before the loop, and do not seed a "
+        "generator inside the loop"
     ),
     "fit_range": _fixed("remove {where} from the output, or scale the targets to its range", own_code.output_code),
     "bound_loss": _fixed(
