@@ -45,8 +45,8 @@ class ConstantBatch:
 
     Example: `batch = next(iter(loader))` inside the loop.
 
-    What to do: create the iterator once, before the loop, and draw a batch from it at each step. Do not seed a generator
-    or create a sampler in every step. Check that the index advances.
+    What to do: create the iterator once, before the loop, and draw a batch from it at each step. Do not seed a
+    generator or create a sampler in every step. Check that the index advances.
 
     When it is wrong: a deliberate test that the model overfits one batch. Augmentation after the batch was passed to
     `monitor.step` is not seen.
