@@ -998,6 +998,7 @@ CAUSES: tuple[Cause, ...] = (
             "gradient-spike": 1.5,
         },
         requires=frozenset({Condition.SHRUNK_WEIGHTS}),
+        excludes=frozenset({Condition.UNUSED_LATENT}),  # the divergence from the prior shrinks weights, too
         because=(
             "The decay takes more from the weights than the gradient gives them, until only the biases of the outputs "
             "are left."
