@@ -155,7 +155,6 @@ def _of_evidence(leading: Finding) -> dict[Condition, bool]:
         Condition.NONE_GRADIENT: evidence.get("grad.is_none") == 1,
         Condition.WAVES: evidence.get("grad_norm.autocorrelation", 0.0) > 0 or "batch.one_sided" in evidence,
         Condition.NOT_LOADED: "load.unmatched" in evidence,
-        Condition.UNUSED_LATENT: "latent.nats" in evidence,
         Condition.EQUAL_SAMPLES: "batch.equal_samples" in evidence,
         Condition.BACKWARD_GAIN: "backward.gain_decades" in evidence,
         Condition.CLIMBING_LOSS: "loss.climb" in evidence,
@@ -216,6 +215,7 @@ def _of_events(history: History, leading: Finding) -> dict[Condition, bool]:
     is_constant = CONSTANT_SOFTMAX.name in kinds
     # a layer that the loss does not use has a gradient of None
     is_zero = any(q.key == "grad.is_none" and q.value == 0 for q in leading.evidence)
+    evidence = {q.key for finding in history.findings for q in finding.evidence}
     return {
         Condition.BROADCAST: bool(kinds & {BROADCAST.name, POOLED.name}),
         Condition.SEQUENCE_AXIS: SEQUENCE_AXIS.name in kinds,
@@ -226,7 +226,8 @@ def _of_events(history: History, leading: Finding) -> dict[Condition, bool]:
         Condition.OPTIMIZER_REBUILT: OPTIMIZER_REBUILT.name in kinds,
         Condition.NEVER_STEPPED: WEIGHTS_STILL.name in kinds,
         Condition.TARGETS_COPIED: TARGETS_COPIED.name in kinds,
-        Condition.PADDING_READ: "padding.fall_decades" in {q.key for f in history.findings for q in f.evidence},
+        Condition.PADDING_READ: "padding.fall_decades" in evidence,
+        Condition.UNUSED_LATENT: "latent.nats" in evidence,
         Condition.PADDING_ATTENDED: PADDING_ATTENDED.name in kinds,
         Condition.SINGULAR_FORMULA: bool(kinds & {SINGULAR.name, LOG_OF_SOFTMAX.name}),
         Condition.CONSTANT_OUTPUT: is_constant,
