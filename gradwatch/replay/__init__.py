@@ -1,1 +1,1 @@
-"""Rerun a recorded step: exactly as recorded, with every operation traced, and with one change at a time."""
+"""Rerun a recorded step: exactly as recorded, with every operation traced, or with one change at a time."""

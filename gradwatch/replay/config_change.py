@@ -30,13 +30,13 @@ def config_of(run: Path, patch: Mapping[str, Any] | None = None) -> Config:
         raise RunError(
             f"{run}: has no config.yaml (it was made by gradwatch.watch), so its training cannot be repeated"
         )
-    # JSON is valid YAML, which overrides are parsed as
+    # JSON is valid YAML, and overrides are parsed as YAML
     return load_config(path, [f"{key}={json.dumps(value)}" for key, value in (patch or {}).items()])
 
 
 def is_taken(run: Path, change: Remedy) -> bool:
     """Return whether a change is valid for the config of a run and alters it."""
-    # asked first: a config with a custom model accepts any option
+    # checked first: a config with a custom model accepts any option
     if not all(_is_option(config_of(run), key) for key in change.patch):
         return False
     try:

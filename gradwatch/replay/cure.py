@@ -42,7 +42,7 @@ NOTHING = (0, 0, 0)  # rank of a cure that leaves no problem
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cure:
-    """Hold a change that was tested by a training as long as the run.
+    """A change that was tested by a training as long as the run.
 
     Args:
         changes: Single changes of the cure, in the order in which they were added.
@@ -158,7 +158,7 @@ def write(cure: Cure, path: Path, *, run: Path) -> None:
 @final
 @dataclass(frozen=True, slots=True)
 class _TriedPatch:
-    """Hold a set of changes and its training; if that was healthy, also the training with another seed."""
+    """A set of changes and its training; if that was healthy, also the training with another seed."""
 
     changes: tuple[Remedy, ...]
     made: tuple[TrialRun, ...]
@@ -231,9 +231,9 @@ def _rank(tried: _TriedPatch, runner: TrialRunner) -> tuple[int, int, int] | Non
 
 def _left(made: TrialRun, history: History) -> tuple[int, int, int]:
     """Return the remaining problems of a training: highest severity, number of kinds, and lack of learning (0 to 2)."""
-    gravest = max((int(f.severity) for f in made.alarms), default=0)
+    worst = max((int(f.severity) for f in made.alarms), default=0)
     too_little = 2 if hardly_learns(made) else int(_learns_less(made, history))
-    return gravest, len({f.kind for f in made.alarms}), too_little
+    return worst, len({f.kind for f in made.alarms}), too_little
 
 
 def _learns_less(made: TrialRun, history: History) -> bool:

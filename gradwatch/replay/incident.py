@@ -48,8 +48,8 @@ class Incident:
         findings: Findings of this step that were known at the time of writing.
         facts: Further entries of `incident.json`: `snapshot` (the step before which the saved state was copied, or
             None). For a training from a config: `epoch` and `batch` (position of the step's first batch in the data)
-            and `samples` (indices of its samples, a list for each micro-batch), all three not with a stream, `weights`
-            (the step before which the weights were hashed, and the hash), `machine` (settings other than the config
+            and `samples` (indices of its samples, a list for each micro-batch), which a stream does not have; `weights`
+            (the step before which the weights were hashed, and the hash), and `machine` (settings other than the config
             that the numbers depend on). For your own loop: `micro_batches` (calls of `Monitor.step` in the step).
     """
 
@@ -118,8 +118,8 @@ class Incident:
             The first bad operation, or None if every value is finite.
 
         Raises:
-            GradwatchError: The incident has no copy of the model, or is of a training from a config; the model or the
-                step does not fit the incident.
+            GradwatchError: The incident has no copy of the model or comes from a training from a config, or the model
+                or the step does not fit the incident.
         """
         if (self._run / RUN_CONFIG).is_file():
             raise RunError(f"{self.path}: run it again with: gradwatch replay {self._run} --step {self.step}")
@@ -154,11 +154,11 @@ class Incident:
         return self.path.parent.parent
 
     def __str__(self) -> str:
-        way_on = f"gradwatch replay {self._run} --step {self.step}"
+        command = f"gradwatch replay {self._run} --step {self.step}"
         if not (self._run / RUN_CONFIG).is_file():
-            way_on = "incident.locate(step, model=model)"
+            command = "incident.locate(step, model=model)"
         found = "; ".join(f"{f.severity} {f.kind} ({f.code}): {f.message}" for f in self.findings)
-        return f"step {self.step:,} of {self._run}: {found}; run it again: {way_on}"
+        return f"step {self.step:,} of {self._run}: {found}; run it again: {command}"
 
 
 def incidents(run: str | os.PathLike[str]) -> Lines[Incident]:
@@ -171,7 +171,7 @@ def incidents(run: str | os.PathLike[str]) -> Lines[Incident]:
         run: Run directory.
 
     Raises:
-        RunError: `run` is no run directory, or a run of your own loop that was watched without `record=True`.
+        RunError: `run` is not a run directory, or a run of your own loop that was watched without `record=True`.
     """
     directory = user_path(run)
     found = []

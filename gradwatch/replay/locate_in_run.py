@@ -27,7 +27,7 @@ GROWN = 1e3
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """Hold the result of searching a step.
+    """The result of searching a step.
 
     Args:
         step: Optimizer step.
@@ -54,7 +54,7 @@ def locate_in_run(run: Path, step: int, *, rank: int | None = None) -> Search:
     Args:
         run: The run directory.
         step: Optimizer step.
-        rank: Rank to search, if several ranks made the step. By default, they are searched in their order.
+        rank: Rank to search, if several ranks made the step. By default, the ranks are searched in order.
 
     Raises:
         GradwatchError: The step cannot be restored, or there is no such rank.
@@ -109,9 +109,9 @@ def bad_since(history: History, name: str) -> int | None:
     column = layers.index(name)
     steps_T, skipped_T = history.steps("grad.nonfinite"), history["skipped"]
     # a skipped update does not carry a non-finite gradient into the weight
-    spoilt_T = (history["grad.nonfinite"][:, column] > 0) & (skipped_T != 1)
-    if spoilt_T.any():
-        return int(steps_T[np.argmax(spoilt_T)])  # argmax of booleans is the first True
+    harmed_T = (history["grad.nonfinite"][:, column] > 0) & (skipped_T != 1)
+    if harmed_T.any():
+        return int(steps_T[np.argmax(harmed_T)])  # argmax of booleans is the first True
     norm_T = history["weight.l2"][:, column]
     steps_T = history.steps("weight.l2")
     known_T = np.isfinite(norm_T)

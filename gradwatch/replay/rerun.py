@@ -39,14 +39,14 @@ MAX_STEPS_PAST = 100
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Hold the hashes of all bits of the weights before a step.
+    """The hashes of all bits of the weights before a step, as recorded and of the rerun.
 
     Args:
         step: The step that follows.
         recorded: Hash of the weights of the run, from an incident or a checkpoint.
         again: Hash of the weights of the rerun.
         distance: Norm of the difference of the weights, relative to their norm; None if only the hash is known.
-        tolerance: Largest distance that is none.
+        tolerance: Largest distance that counts as equal.
     """
 
     step: int
@@ -64,7 +64,7 @@ class Weights:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RerunStep:
-    """Hold the result of rerunning one requested step.
+    """The result of rerunning one requested step.
 
     Args:
         step: Optimizer step.
@@ -86,7 +86,7 @@ class RerunStep:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rerun:
-    """Hold the result of rerunning steps.
+    """The result of rerunning steps.
 
     Args:
         run: The run directory.
@@ -101,8 +101,8 @@ class Rerun:
         weights: Comparisons of the weights at all steps with a recorded hash, in the order of steps.
         machine: Changed properties of the machine: name to recorded and current value.
         is_data_changed: Whether a batch differs from the recorded one.
-        world_size: Number of ranks that made the steps. The rerun of several ranks may be rounded in another way.
-        tolerance: Largest relative difference that is none: 0 with one process.
+        world_size: Number of ranks that made the steps. The rerun of several ranks may be rounded differently.
+        tolerance: Largest relative difference that counts as equal: 0 with one process.
     """
 
     run: Path
@@ -122,7 +122,7 @@ class Rerun:
 
     @property
     def is_same(self) -> bool:
-        """Whether all recorded values and weights are bit-identical; of several ranks, equal to rounding."""
+        """Whether all recorded values and weights are bit-identical, or with several ranks equal up to rounding."""
         return not self.differences and all(weights.is_same for weights in self.weights)
 
     def to_json(self) -> dict[str, Any]:

@@ -120,8 +120,8 @@ def _verification_rows(verification: Verification) -> Iterator[Row]:
     if verification.located:
         yield "first bad", Text(verification.located.title, "bold")
         yield from styled_rows(verification.located, None, brief=True)
-    if verification.sorted:
-        yield "depends", verification.sorted
+    if verification.dependence:
+        yield "depends", verification.dependence
     for tested in verification.causes:
         yield tested.status, Text(tested.cause, STATUS[tested.status])
         if not tested.experiments:

@@ -18,7 +18,7 @@ MAX_NAMES, MAX_SAMPLES, MAX_LINKS = 4, 12, 6
 
 
 class Blame(StrEnum):
-    """Name the cause of a non-finite value."""
+    """The cause of a non-finite value."""
 
     DATA = "bad data"
     WEIGHTS = "weights already NaN, Inf or huge"
@@ -29,7 +29,7 @@ class Blame(StrEnum):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Located:
-    """Hold the first bad operation of a step.
+    """The first bad operation of a step.
 
     Args:
         operation: First operation with finite inputs and a non-finite output. If a value was bad before the step
@@ -45,8 +45,8 @@ class Located:
         samples: Positions in the batch of the samples that trigger it. Empty if no single samples do, or if the batch
             was not given.
         in_data: Indices of these samples in the training data, if known.
-        followed: Number of operations that ran.
-        runs: Number of times the step was run to find the cause.
+        followed: Number of operations that were traced.
+        runs: Number of times that the step was run to find the cause.
     """
 
     operation: Operation

@@ -58,7 +58,7 @@ def magnitudes(batch: Sequence[Any]) -> NDArray[np.float64]:
 
 @final
 class BatchBisection:
-    """Find the samples that each make a step fail alone.
+    """Finds the samples that each make a step fail alone.
 
     Args:
         fails: Returns whether the step fails on the given samples.
@@ -94,7 +94,7 @@ class BatchBisection:
 
 
 class _TogetherError(Exception):
-    """Report that no sample fails alone, or that the bisection needs too many runs."""
+    """No sample fails alone, or the bisection needs too many runs."""
 
 
 def _floating(batch: Sequence[Any]) -> list[Tensor]:

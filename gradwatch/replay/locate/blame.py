@@ -14,7 +14,7 @@ from gradwatch.replay.locate.records import Operation, Value
 from gradwatch.replay.locate.step_tracer import StepTracer, TracedStep
 
 HUGE = 1e6
-"""Magnitude above which a weight is too large: weights begin near 1 or below, and stay near."""
+"""Magnitude above which a weight is too large: weights begin near 1 or below, and stay near it."""
 OUTLIER = 100.0
 """Ratio of a sample's magnitude to the median of the other samples above which the sample is an outlier."""
 
@@ -85,7 +85,7 @@ def _bisected(located: Located, step_tracer: StepTracer, batch: Sequence[Any]) -
 
 
 def _unlike(rows: Sequence[int], batch: Sequence[Any]) -> str:
-    """Describe how these samples differ from the others; empty if they are no outliers."""
+    """Describe how these samples differ from the others; empty if they are not outliers."""
     largest_B = bad_samples.magnitudes(batch)
     others = np.delete(largest_B, list(rows)) if len(largest_B) else largest_B
     if not len(others) or len(rows) > len(others):  # a majority cannot be outliers
@@ -95,7 +95,7 @@ def _unlike(rows: Sequence[int], batch: Sequence[Any]) -> str:
         return ""
     named = ", ".join(str(i) for i in rows)
     which = f"sample {named} alone triggers it and reaches" if len(rows) == 1 else f"samples {named} reach"
-    return f"{which} {theirs:.3g} in magnitude, the median of the other samples is {usual:.3g}"
+    return f"{which} {theirs:.3g} in magnitude; the median of the other samples is {usual:.3g}"
 
 
 def _out_of_hand(operations: Sequence[Operation]) -> Value | None:
@@ -109,8 +109,11 @@ def _singular(located: Located) -> str:
     given = [v for v in located.operation.inputs if v.low == v.low]  # false for nan: integers have no range
     ranges = " and ".join(_range(v) for v in given[:2]) or "its inputs"
     reason = f"data and weights are finite, but {located.operation.name} of {ranges} is not"
-    if located.samples and len(located.samples) <= 3:
-        reason += f"; sample {', '.join(map(str, located.samples))} alone triggers it; its input looks normal"
+    if len(located.samples) == 1:
+        reason += f"; sample {located.samples[0]} alone triggers it, and its input looks normal"
+    elif 1 < len(located.samples) <= 3:
+        named = ", ".join(map(str, located.samples))
+        reason += f"; each of the samples {named} triggers it alone, and their inputs look normal"
     return reason
 
 

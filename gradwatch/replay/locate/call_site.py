@@ -18,7 +18,7 @@ STANDARD = Path(sysconfig.get_path("stdlib"))
 INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("purelib", "platlib"))
 MODELS = PACKAGE / "models"
 PLUMBING = ("beartype", "einops", "jaxtyping", "typeguard")
-"""Packages between a model's line and torch, with lines that say nothing about the purpose of the operation."""
+"""Packages between a model's line and torch, whose lines say nothing about the purpose of the operation."""
 ENGINE = "_engine_run_backward"  # torch/autograd/graph.py: frames outside of it called backward(), not the operation
 RECOMPUTING = str(TORCH / "utils" / "checkpoint.py")
 

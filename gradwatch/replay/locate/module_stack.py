@@ -17,7 +17,7 @@ from gradwatch.replay.locate.records import Origin
 
 @final
 class ModuleStack:
-    """Track the calls of modules while the context is entered.
+    """Tracks the calls of modules while the context is entered.
 
     A module that is called outside of all other modules is a root, and paths are relative to it. `restore` resets its
     buffers and gradients to their state at its first call.
@@ -69,13 +69,13 @@ class ModuleStack:
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if id(module) not in self._paths:
-            if self.running:  # not registered in its root, so it has no path there: its class name stands in
+            if self.running:  # not registered in its root, so it has no path there: use its class name instead
                 path, _ = self.current()
                 self._paths[id(module)] = (f"{path}.{type(module).__name__}".lstrip("."), type(module).__name__)
             else:
                 self._meet(module)
         # other roots, such as a loss module, get outputs of the model as inputs
-        # tensors under vmap and its like have no memory of their own
+        # under vmap and other transforms of functorch, tensors have no memory of their own
         if not self.running and module is self._roots[0] and not torch._C._are_functorch_transforms_active():
             self._name_inputs(args)
         self.running.append(module)

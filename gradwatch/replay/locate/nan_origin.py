@@ -18,7 +18,7 @@ FACTORS = ("mul", "div")
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NanOrigin:
-    """Hold the origin of a non-finite value.
+    """The origin of a non-finite value.
 
     Args:
         operation: First operation with a non-finite output.
@@ -53,7 +53,7 @@ def find_origin(operations: Sequence[Operation], sinks: Iterable[Value]) -> NanO
 def upstream(operations: Sequence[Operation], last: Operation) -> list[Operation]:
     """Return the chain of operations from the input to an operation, the input side first, without views and casts.
 
-    Of several computed inputs, the chain follows the input of largest magnitude, non-finite inputs first.
+    If an operation has several computed inputs, the chain follows a non-finite input, or else the largest input.
     """
     path = [last]
     while made := [v for v in path[-1].inputs if v.source is not None and v.source < path[-1].index]:
@@ -99,7 +99,7 @@ def _harmful(operation: Operation, operations: Sequence[Operation]) -> list[Valu
 
 
 def _to_blame(operation: Operation, operations: Sequence[Operation]) -> list[Value]:
-    """Return the inputs that are not finite without intention."""
+    """Return the non-finite inputs that are not intended."""
     added = operation.name in ("addmm", "baddbmm")  # their first input is added to the product of the others
     found = []
     for i, value in enumerate(operation.inputs):

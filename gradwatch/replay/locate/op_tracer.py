@@ -29,7 +29,7 @@ Range = tuple[float, float, int, int, bool]
 
 @final
 class OpTracer(TorchDispatchMode):
-    """Record every operation that runs while the mode is active.
+    """Records every operation that runs while the mode is active.
 
     The mode is below autograd: it sees the forward pass after casts and decompositions, and every operation of the
     backward pass. A fused kernel is one operation. A compiled model runs in eager mode.

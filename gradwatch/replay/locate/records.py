@@ -16,7 +16,7 @@ HALVES = ("float16", "bfloat16")
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """Describe an input or output tensor of an operation.
+    """An input or output tensor of an operation.
 
     Args:
         shape: Shape of the tensor.
@@ -64,7 +64,7 @@ class Value:
 @final
 @dataclass(slots=True, kw_only=True)
 class Operation:
-    """Describe one executed operation.
+    """One executed operation.
 
     Args:
         index: Number of the operation, in the order in which operations ran.

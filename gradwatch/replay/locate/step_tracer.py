@@ -26,7 +26,7 @@ USUAL = ("inputs", "targets")
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedStep:
-    """Hold the traced operations of a step.
+    """The traced operations of a step.
 
     Args:
         operations: Operations in the order in which they ran.
@@ -64,7 +64,7 @@ class TracedStep:
 
 @final
 class StepTracer:
-    """Run a step repeatedly from the random state at the creation of this object.
+    """Runs a step repeatedly from the random state at the creation of this object.
 
     Args:
         step: Function of a batch that returns the loss, or None.

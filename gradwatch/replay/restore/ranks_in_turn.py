@@ -1,4 +1,4 @@
-"""Make the passes of all ranks in one process, one rank after the other, to run a step of several ranks again."""
+"""Run the passes of all ranks in one process, one rank after the other, to repeat a step of several ranks."""
 
 # R = ranks, B = samples of the global batch, K = micro-batches
 
@@ -23,15 +23,15 @@ class RanksInTurn:
     """The ranks of a training, which share the model of this process.
 
     Each rank has its part of the global batch and its own random numbers. As with DistributedDataParallel, each begins
-    a step with the buffers of rank 0, whose buffers are kept. The gradients are averaged, in another order than by
-    the ranks, so that sums of more than two ranks may be rounded in another way.
+    a step with the buffers of rank 0, whose buffers are kept. The gradients are averaged in a different order than by
+    the ranks, so that sums over more than two ranks may be rounded differently.
 
     Args:
         training: The training in this process.
         random_R: State of the random generators of each rank before the next step.
 
     Attributes:
-        random_R: The same after the last step.
+        random_R: State of the random generators of each rank after the last step.
         hashes: Hashes of the inputs of each rank, as its monitor records them, by step; None without a sample.
     """
 
@@ -46,7 +46,7 @@ class RanksInTurn:
         return len(self.random_R)
 
     def part(self, rank: int) -> Part:
-        """Return what a rank reads of each global batch."""
+        """Return the part of each global batch that a rank reads."""
         return Part(rank=rank, world_size=self.world_size)
 
     def window_of(self, rank: int, window: Sequence[Batch]) -> list[Batch]:

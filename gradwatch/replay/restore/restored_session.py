@@ -34,8 +34,8 @@ def restored_session(source: StartState, config: Config) -> Iterator[Session]:
         stack.enter_context(isolated_process(config, threads=source.machine.get("threads")))
         # without workers: they do not change the batches, and starting them takes 1 s
         data = config.data.model_copy(update={"workers": 0})
-        # without a time budget, so that every statistic that the run may have measured is measured; the activations of
-        # several ranks would be mixed
+        # without a time budget, so that every statistic is measured that the run may have measured; no activations of
+        # several ranks, which would be mixed
         alone = {"activations_every": 0} if source.world_size > 1 else {}
         watch = config.watch.model_copy(update={"budget": 0.0} | alone)
         quiet = config.model_copy(update={"data": data, "watch": watch})
@@ -49,22 +49,22 @@ def restored_session(source: StartState, config: Config) -> Iterator[Session]:
 
 
 def ranks_in_turn(session: Session, source: StartState) -> RanksInTurn | None:
-    """Let a restored session make the passes of all ranks of its run, or return None if it had only one.
+    """Let a restored session run the passes of all ranks of its run, or return None if the run had only one rank.
 
     Args:
         session: The session, at the recorded state.
         source: The recorded state.
 
     Raises:
-        RunError: One process cannot make their passes.
+        RunError: One process cannot run the passes of all ranks.
     """
     if source.world_size == 1:
         return None
     made = f"{source.run}: {source.world_size} ranks made step {source.step}"
     if session.config.train.sync_batchnorm:
-        raise RunError(f"{made} with train.sync_batchnorm, which needs them all to run it again")
+        raise RunError(f"{made} with train.sync_batchnorm, so one process cannot repeat it")
     if isinstance(session.batches, StreamBatches):
-        raise RunError(f"{made} of a stream, from which one process cannot read the parts of several ranks")
+        raise RunError(f"{made} of a stream, so one process cannot read their batches")
     random_R = list(source.random) or [random_state()]
     for rank in range(len(random_R), source.world_size):  # without a part in the checkpoint: as at its first step
         torch.manual_seed(seed_of(session.config.run.seed, source.begins_at, rank))
@@ -84,7 +84,7 @@ def run_until(session: Session, step: int) -> None:
 @final
 @dataclass(frozen=True, slots=True)
 class _Until:
-    """Request the end of the loop before a step."""
+    """Requests the end of the loop before a step."""
 
     session: Session
     step: int

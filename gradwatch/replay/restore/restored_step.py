@@ -49,11 +49,11 @@ def restore_step(run: Path, step: int, *, of_ranks: bool = False) -> Iterator[Re
 
 @final
 class RestoredStep:
-    """Hold a training in the state before a step, and restore this state in place.
+    """A training in the state before a step, which can be restored in place.
 
     Args:
         session: The training, just before the step; its monitor is detached.
-        ranks: The ranks that made the step, or None if one process did. The step is that of rank 0, see `turn_to`.
+        ranks: The ranks that made the step, or None if one process did. Begins with rank 0; `turn_to` changes the rank.
 
     Attributes:
         config: Config of the training.

@@ -24,7 +24,7 @@ from gradwatch.train.recovery.incidents import rows
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartState:
-    """Hold a recorded state of a run, from which a step is run again.
+    """A recorded state of a run, from which a step is run again.
 
     Args:
         run: The run directory.
@@ -80,7 +80,7 @@ def find_start_state(run: Path, step: int | None = None, *, of_ranks: bool = Fal
     # the step of an incident may be later: a rewind removes the steps that led to it from the history
     if incident is None and not 0 <= step <= recorded:
         raise RunError(f"{run}: got step {step}, expected 0 to {recorded}, the last recorded step")
-    # the incident's own state first: with it come the rows recorded at that time, even if a rewind removed them
+    # the incident's own state first: it includes the rows recorded at that time, even if a rewind removed them
     if incident is not None and incident.snapshot_step is not None:
         return _of_incident(run, step, incident, incident)
     # the newest checkpoint first, for the fewest steps to rerun
@@ -117,7 +117,7 @@ def _own_way(run: Path, step: int | None) -> str:
 def _without_incident(history: History) -> str:
     """Return why a run has no incident, and which step to name instead."""
     critical = [finding.step for finding in history.findings if warrants_incident(finding)]
-    if critical:  # incidents are disabled, or saving one failed, of which the training has warned
+    if critical:  # incidents are disabled, or saving one failed with a warning
         return f"no incident of its critical problem was saved; name the step: --step {min(critical)}"
     step = min((finding.step for finding in history.findings), default=history.step)
     return f"no critical problem was found, so there is no incident to replay; name a step, such as --step {step}"
@@ -144,7 +144,7 @@ def _checked(source: StartState, *, of_ranks: bool) -> StartState:
     """Return a source, or raise a RunError if several ranks made its step and this is not accepted."""
     if source.world_size > 1 and not of_ranks:
         made = f"{source.run}: {source.world_size} ranks made step {source.step}"
-        raise RunError(f"{made}, and this needs a step of one process; `gradwatch replay` runs it again")
+        raise RunError(f"{made}, but this needs a step of one process; only `gradwatch replay` can repeat it")
     return source
 
 

@@ -20,19 +20,19 @@ from gradwatch.train.batches import Batches
 from gradwatch.train.recovery.recover import scale_learning_rates
 from gradwatch.train.session import Session
 
-OF_ANY_STEP = ("data.batch_size", "loss", "model.dropout", "train.accumulate", "train.clip", "train.precision")
+ANY_STEP_SETTINGS = ("data.batch_size", "loss", "model.dropout", "train.accumulate", "train.clip", "train.precision")
 """Key prefixes of settings that can change at any step. Other model settings determine the initial weights."""
-OF_THE_OPTIMIZER = ("lr", "weight_decay", "betas", "momentum", "eps")
+OPTIMIZER_SETTINGS = ("lr", "weight_decay", "betas", "momentum", "eps")
 """Optimizer settings that can change at any step: the structure of the optimizer state does not depend on them."""
 RATE = "lr"
-DRIVING = "max_lr"
+MAX_RATE = "max_lr"
 """Option of schedules that set the learning rate independently of `optim.lr`."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmStart:
-    """Hold a recorded state of a run from which trials begin.
+    """A recorded state of a run from which trials begin.
 
     Args:
         run: The run directory.
@@ -102,23 +102,23 @@ def find_warm_start(run: Path, step: int) -> WarmStart | None:
 
 def _is_of_any_step(key: str, value: Any, config: Config) -> bool:
     section, _, name = key.partition(".")
-    is_driven = DRIVING in config.schedule.options
+    sets_rate = MAX_RATE in config.schedule.options
     if section == "schedule":  # only removed: the recorded state does not fit another schedule
-        return key == section and value is None and not is_driven
+        return key == section and value is None and not sets_rate
     if section != "optim":
-        return key.startswith((*OF_ANY_STEP, "train.scaler"))
+        return key.startswith((*ANY_STEP_SETTINGS, "train.scaler"))
     # a group with its own value does not follow the setting of the optimizer
     has_own = any(name in group.options for group in config.optim.groups)
     # the rate is changed by a factor, so the old rate must be known
-    if name == RATE and (is_driven or RATE not in config.optim.options):
+    if name == RATE and (sets_rate or RATE not in config.optim.options):
         return False
-    return name in OF_THE_OPTIMIZER and not has_own
+    return name in OPTIMIZER_SETTINGS and not has_own
 
 
 def _set_optimizer(session: Session, old: Config) -> None:
     """Set the changed settings of an optimizer again, since loading the state has restored the old ones."""
     new, optimizer = session.config, session.optimizer
-    for name in OF_THE_OPTIMIZER:
+    for name in OPTIMIZER_SETTINGS:
         if name != RATE and new.optim.options.get(name) != old.optim.options.get(name):
             for group in optimizer.param_groups:
                 group[name] = optimizer.defaults[name]  # from the new config; loading does not change the defaults

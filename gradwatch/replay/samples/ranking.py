@@ -27,15 +27,15 @@ from gradwatch.train.step import Batch, to_device
 STEPS_BACK = 8
 """Steps back to the earlier weights: before the jump of an update, but in the same phase of the training."""
 NUM_OTHER_BATCHES = 3
-"""Other batches to compare with."""
+"""Number of other batches to compare with."""
 MAX_LEFT_OUT = 8
-"""Samples to leave out one by one."""
+"""Maximum number of samples that are left out one by one."""
 MIN_FACTOR = 2.0
 """Ratio of the norm to the norm of other batches with earlier weights, below which there is nothing to explain."""
 
 Cause = Literal["data", "state", "both", "either", "none"]
 Position = tuple[int, int]
-"""Micro-batch, and sample of it."""
+"""Index of a micro-batch, and index of a sample in it."""
 
 
 @final
@@ -61,7 +61,7 @@ class RankedSample:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRanking:
-    """Which samples make the gradient of a step large, and whether other weights would have helped.
+    """The samples that make the gradient of a step large, and whether other weights would have helped.
 
     Args:
         step: The step.
@@ -70,11 +70,12 @@ class SampleRanking:
         earlier_step: Step of the earlier weights; None at the first step.
         other_state: Norm of the same batch with the earlier weights.
         usual: Median norm of other batches with the earlier weights.
-        cause: `data`: other batches do not have it; `state`: earlier weights do not have it; `both`: it takes both;
-            `either`: each of them alone makes it; `none`: the norm is not larger than with other batches.
+        cause: Cause of the large norm. `data`: other batches have a usual norm. `state`: earlier weights give a usual
+            norm. `both`: the norm is large only for this batch and these weights together. `either`: each of the two
+            alone makes it large. `none`: the norm is not larger than with other batches.
         samples: Samples, the largest share first.
-        blamed: Indices of the fewest samples without which the norm is nearer to the usual one; empty if none are.
-        norm_without: Norm without the blamed ones.
+        blamed: Indices of the smallest set of samples without which the norm is nearer to the usual norm; may be empty.
+        norm_without: Norm without the blamed samples, or None without any.
     """
 
     step: int
@@ -169,7 +170,7 @@ def _earlier(run: Path, step: int, window: Sequence[Batch]) -> tuple[float, floa
 
 
 def _cause(norm: float, other_data: float, other_state: float, usual: float) -> Cause:
-    """Return the reason of the large norm: the change that removes half of its excess, on a log scale."""
+    """Return the cause of a large norm: the change that removes half of its excess, on a log scale."""
     if norm < MIN_FACTOR * usual:
         return "none"
     half = math.sqrt(norm * usual)
@@ -182,7 +183,7 @@ def _cause(norm: float, other_data: float, other_state: float, usual: float) -> 
 
 
 def _blamed(restored: RestoredStep, positions: Sequence[Position], level: float) -> tuple[list[Position], float | None]:
-    """Return the fewest of the first samples without which the norm is at most at a level, and that norm."""
+    """Return the fewest of the first samples without which the norm is at most `level`, and the norm without them."""
     for number in range(1, len(positions) + 1):
         window = _without(restored.window, positions[:number])
         if not window:
@@ -245,7 +246,7 @@ def _params(model: nn.Module) -> list[Tensor]:
 
 
 def _hold_batch_norms(model: nn.Module, forward: Any) -> None:
-    """Give the BatchNorms the statistics of this micro-batch as constants, so that a sample can run alone."""
+    """Fix the statistics of each BatchNorm to those of this micro-batch, so that a sample can run alone."""
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.training]
     if not norms:
         return

@@ -21,9 +21,9 @@ from gradwatch.probe.untouched import untouched
 from gradwatch.replay.locate.bad_samples import count, take
 
 MAX_CHUNK = 2**24
-"""Gradient elements that are computed at once."""
+"""Maximum number of gradient elements that are computed at once."""
 MAX_DIFFERENCE = 1e-3
-"""Tolerated difference of `vmap` from a sample alone, relative; random masks and tricks with the batch differ more."""
+"""Tolerated relative difference of `vmap` from a sample alone; random masks and mixed samples differ by more."""
 MAX_SHOWN = 8
 
 Step = Callable[..., Tensor]
@@ -65,8 +65,8 @@ class SampleGradients:
 def sample_gradients(step: Step, *batch: Any, model: nn.Module) -> SampleGradients:
     """Compute the gradient of each sample of a batch, as if the batch were this sample alone.
 
-    `torch.func.vmap` maps the step over the samples. Where it cannot, or gives another gradient than a sample alone,
-    the step runs for each sample. Gradients, buffers and random generators stay unchanged.
+    `torch.func.vmap` maps the step over the samples. If it fails, or gives a different gradient than a sample alone,
+    the step runs once for each sample. Gradients, buffers and random generators stay unchanged.
 
     Args:
         step: Function of the batch that returns the loss, without a backward pass. It is called with batches of 1.
@@ -85,7 +85,7 @@ def sample_gradients(step: Step, *batch: Any, model: nn.Module) -> SampleGradien
     if norms:
         raise GradwatchError(
             f"sample_gradients: `{norms[0]}` is a BatchNorm in training mode, which mixes the samples, so none has a "
-            "gradient of its own; call model.eval() before"
+            "gradient of its own; call model.eval() first"
         )
     chunks = SampleChunks(step, batch, model=model)
     with untouched(model, params_P), torch.enable_grad():
@@ -104,7 +104,7 @@ def sample_gradients(step: Step, *batch: Any, model: nn.Module) -> SampleGradien
 
 @final
 class SampleChunks:
-    """The gradients of the samples of a batch, some at a time.
+    """The gradients of the samples of a batch, chunk by chunk.
 
     Args:
         step: As for `sample_gradients`.
@@ -112,7 +112,7 @@ class SampleChunks:
         model: Model that the step uses.
 
     Attributes:
-        method: How they are computed; known after the first chunk.
+        method: Method that computes the gradients; known after the first chunk.
     """
 
     def __init__(self, step: Step, batch: Sequence[Any], *, model: nn.Module) -> None:

@@ -14,7 +14,7 @@ from gradwatch.replay.trials.trial_run import TrialRun, run_trial
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedPair:
-    """Hold the trainings of both configs from one seed."""
+    """The trainings of both configs from one seed."""
 
     seed: int
     old: TrialRun
@@ -28,7 +28,7 @@ class SeedPair:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigComparison:
-    """Hold the trainings of an old and a new config from the same seeds.
+    """The trainings of an old and a new config from the same seeds.
 
     Args:
         steps: Optimizer steps of each training.
@@ -42,7 +42,7 @@ class ConfigComparison:
 
     @property
     def resolved(self) -> dict[str, tuple[int, int]]:
-        """Findings of the old config by kind: number of seeds with it, and number of these in which it is resolved."""
+        """By kind of the old config's findings: number of seeds with the kind, and number of seeds that lose it."""
         # a dict keeps the order of the findings, which a set would not
         kinds = dict.fromkeys(f.kind for p in self.pairs for f in p.old.alarms)
         counted = {}

@@ -34,7 +34,7 @@ def no_progress(text: str) -> None:
 
 @final
 class TrialRunner:
-    """Train changed configs of a run, each once, until a deadline.
+    """Trains changed configs of a run, each once, until a deadline.
 
     Args:
         run: The run directory.
@@ -81,7 +81,7 @@ class TrialRunner:
         """Estimate the time of a trial from the earlier trials, or else from the recorded steps of the run."""
         made = list(self._made.values())
         if made:
-            # the slowest trial counts: a trial too many would miss the deadline
+            # the slowest trial counts, because a trial that takes longer than estimated would miss the deadline
             return max(r.seconds / max(r.steps, 1) for r in made) * steps
         step_ms_T = self.history["step_ms"]
         known_T = step_ms_T[np.isfinite(step_ms_T)]

@@ -38,7 +38,7 @@ TAIL_FRAC = 0.1
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRun:
-    """Hold the result of a trial.
+    """The result of a trial.
 
     Args:
         history: Recorded history, including the steps before a recorded state.
@@ -77,7 +77,7 @@ class TrialRun:
         return [f for f in self._made() if f.kind in kinds and f.severity >= least]
 
     def _made(self) -> list[Finding]:
-        # a warm start brings the findings of the run before it along
+        # with a warm start, the history also has the findings of the run before it
         return [f for f in self.history.findings if f.step >= self.start_step]
 
 

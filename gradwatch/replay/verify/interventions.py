@@ -31,7 +31,7 @@ MAX_OTHERS = 3
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intervention:
-    """Describe a change to a step.
+    """A change to a step.
 
     Args:
         text: Description of the change.
@@ -61,7 +61,7 @@ def interventions(restored: RestoredStep, symptom: Symptom, located: Located | N
         text="the same batch with the initial weights",
         causes=(),
         axis="state",
-        run=lambda: [look(prepare=lambda: _begin(restored))],
+        run=lambda: [look(prepare=lambda: _set_initial_weights(restored))],
     )
     yield from _modes(restored, look)
     # not for a value that was bad before the step: no operation made it, so a guard cannot help
@@ -92,7 +92,7 @@ def _numerics(restored: RestoredStep, symptom: Symptom, look: Callable[..., Step
 def _data(
     restored: RestoredStep, symptom: Symptom, look: Callable[..., StepOutcome], located: Located | None
 ) -> Iterator[Intervention]:
-    # only a large gradient that other batches do not have speaks for an odd batch
+    # only a large gradient can be the fault of a single batch
     odd = ("odd-batch",) if symptom.kind in LARGE else ()
     if located and (window := _without(restored, located.samples)):
         yield Intervention(
@@ -116,7 +116,10 @@ def _modes(restored: RestoredStep, look: Callable[..., StepOutcome]) -> Iterator
     norms = [m for m in restored.training.model.modules() if isinstance(m, _BatchNorm)]
     if dropouts:  # other seeds are tried only here, since dropout draws random numbers
         yield Intervention(
-            text="without dropout", causes=(), axis="chance", run=lambda: [look(prepare=lambda: _evaluate(dropouts))]
+            text="without dropout",
+            causes=(),
+            axis="chance",
+            run=lambda: [look(prepare=lambda: _set_eval_mode(dropouts))],
         )
         yield Intervention(
             text=f"{MAX_OTHERS} other random seeds",
@@ -131,7 +134,7 @@ def _modes(restored: RestoredStep, look: Callable[..., StepOutcome]) -> Iterator
             text="BatchNorm with its running statistics",
             causes=(),
             axis="mode",
-            run=lambda: [look(prepare=lambda: _evaluate(norms))],
+            run=lambda: [look(prepare=lambda: _set_eval_mode(norms))],
         )
 
 
@@ -151,7 +154,7 @@ def _guarded(located: Located, symptom: Symptom, look: Callable[..., StepOutcome
     )
 
 
-def _evaluate(modules: Sequence[nn.Module]) -> None:
+def _set_eval_mode(modules: Sequence[nn.Module]) -> None:
     for module in modules:
         module.eval()
 
@@ -175,7 +178,7 @@ def _next_windows(restored: RestoredStep) -> Iterator[list[Batch]]:
             yield restored.window_at(offset)
 
 
-def _begin(restored: RestoredStep) -> None:
+def _set_initial_weights(restored: RestoredStep) -> None:
     """Set the model to the initial weights of the run."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

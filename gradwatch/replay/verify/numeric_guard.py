@@ -1,4 +1,4 @@
-"""Keep the operations of one line away from their singular points, to test whether these make a step fail."""
+"""Keep the operations of one line away from their singular points, to test whether they make a step fail."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ REVERSED = ("__rtruediv__", "__rdiv__")  # the divisor is the first operand
 
 @final
 class NumericGuard(TorchFunctionMode):
-    """Keep operands of one line away from points without a finite result or derivative, while the mode is active.
+    """Keeps operands of one line away from points without a finite result or derivative, while the mode is active.
 
     Args:
         place: The line.

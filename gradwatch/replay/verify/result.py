@@ -14,7 +14,7 @@ Status = Literal["confirmed", "refuted", "open"]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """Hold a change and its result.
+    """A change and its result.
 
     Args:
         text: Description of the change.
@@ -53,7 +53,7 @@ class Experiment:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TestedCause:
-    """Hold a cause and the experiments that test it.
+    """A cause and the experiments that test it.
 
     Args:
         cause: Description of the cause.
@@ -81,14 +81,14 @@ class TestedCause:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """Hold the verification of one diagnosis.
+    """The verification of one diagnosis.
 
     Args:
         finding: Leading finding of the diagnosis.
         control: Result without a change, in words.
         reproduced: Whether the symptom appeared again.
         located: The first bad operation, if a value was not finite.
-        sorted: Factors that the symptom depends on, in words: data, state, numerics or chance.
+        dependence: Factors that the symptom depends on, in words: data, state, numerics or chance.
         causes: The diagnosed cause, then the rivals that were tested.
         other_experiments: Experiments that belong to none of the tested causes.
         seconds: Duration of the verification in seconds.
@@ -98,7 +98,7 @@ class Verification:
     control: str
     reproduced: bool
     located: Located | None
-    sorted: str
+    dependence: str
     causes: tuple[TestedCause, ...]
     other_experiments: tuple[Experiment, ...]
     seconds: float
@@ -124,7 +124,7 @@ class Verification:
             "control": self.control,
             "comes_back": self.reproduced,
             "located": self.located.to_json() if self.located else None,
-            "sorted": self.sorted,
+            "sorted": self.dependence,
             "causes": [t.to_json() for t in self.causes],
             "further": [c.to_json() for c in self.other_experiments],
             "seconds": round(self.seconds, 3),

@@ -30,7 +30,7 @@ SPIKE_FACTOR = 10.0
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
-    """Hold the outcome of a forward and a backward pass.
+    """The outcome of a forward and a backward pass.
 
     Args:
         loss: The loss.
@@ -51,7 +51,7 @@ class StepOutcome:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Symptom:
-    """Recognize a finding in the outcome of a step.
+    """Recognizes a finding in the outcome of a step.
 
     Args:
         kind: Kind of the finding.
@@ -77,7 +77,7 @@ class Symptom:
         symptom = cls(kind=finding.kind, layer=finding.layer, usual_norm=usual_norm)
         if finding.kind not in ZERO:
             return symptom
-        # zeros that float32 has too, such as after a dead ReLU, are no underflow
+        # zeros that float32 has too, such as after a dead ReLU, are not underflow
         wide = observe(restored, symptom, stepper=restored.stepper(precision="fp32", scaler=None))
         return dataclasses.replace(symptom, zeros_in_float32=wide.zero_frac)
 

@@ -67,7 +67,7 @@ def _verify_one(runner: TrialRunner, diagnosis: Diagnosis) -> Verification:
         control=seen.control,
         reproduced=seen.reproduced,
         located=seen.located,
-        sorted=_describe_dependence(seen.experiments),
+        dependence=_describe_dependence(seen.experiments),
         causes=causes,
         other_experiments=tuple(other_experiments),
         seconds=time.perf_counter() - began,
@@ -77,7 +77,7 @@ def _verify_one(runner: TrialRunner, diagnosis: Diagnosis) -> Verification:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reproduction:
-    """Hold the result without a change and the results with one change each; trials begin at `warm_start`."""
+    """The result without a change and the results with one change each; trials begin at `warm_start`."""
 
     control: str
     reproduced: bool
@@ -186,7 +186,7 @@ def _run_intervention(intervention: Intervention, symptom: Symptom) -> Iterator[
 def _describe_dependence(experiments: Sequence[Experiment]) -> str:
     """Describe the factors that the symptom depends on, or else the changes that it survives."""
     # a symptom depends on a factor if it is gone with another value of the factor
-    needed = [what for axis, (what, _) in AXES.items() if any(c.axis == axis and c.gone for c in experiments)]
+    needed = [factor for axis, (factor, _) in AXES.items() if any(c.axis == axis and c.gone for c in experiments)]
     if needed:
         alone = " together (one alone is not enough)" if len(needed) > 1 else ""
         return f"needs {' and '.join(needed)}{alone}"
@@ -211,7 +211,7 @@ def _test_causes(runner: TrialRunner, diagnosis: Diagnosis, seen: _Reproduction)
             experiments += _try_remedies(runner, leading, made, seen)
         if experiments:
             yield _conclude(cause.name, cause.id, experiments, reproduced=is_reproduced)
-    # causes that are no rivals, but that an experiment supports all the same
+    # causes that are not rivals, but that an experiment supports
     known = {diagnosis.cause_id, *(cause.id for cause in rivals)}
     for other in dict.fromkeys(i for c in seen.experiments if c.gone for i in c.causes if i not in known):
         yield _conclude(

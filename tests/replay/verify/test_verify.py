@@ -65,7 +65,7 @@ def test_a_nan_sample_is_found_and_proved(ill):
     assert verification.located.blame is Blame.DATA
     assert status(verification, "bad-data") == "confirmed"
     assert status(verification, "singular-formula") != "confirmed"
-    assert verification.sorted == "needs this batch"
+    assert verification.dependence == "needs this batch"
 
 
 def test_the_sample_that_is_named_is_the_bad_one(ill):
@@ -95,7 +95,7 @@ def test_an_overflow_of_half_precision_is_proved_by_float32(ill):
 
     assert verification.located.blame is Blame.FORMAT
     assert status(verification, "half-precision-overflow") == "confirmed"
-    assert "the number format" in verification.sorted
+    assert "the number format" in verification.dependence
     numerics = [c for t in verification.causes for c in t.experiments if c.axis == "numerics"]
     assert any(c.gone and "float32" in c.text for c in numerics)
 
