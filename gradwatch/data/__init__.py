@@ -1,6 +1,6 @@
 """Define datasets, one file each: the file's name is the dataset's name, and its keyword arguments come from YAML."""
 
-# B = samples of a batch; torch is imported only where it is used, since listing the names of datasets needs none
+# B = samples of a batch; torch is imported inside functions, since listing the names of datasets does not need it
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Splits:
 
     Args:
         train: Map-style dataset of (inputs, targets), or an IterableDataset.
-        val: The same for validation, or None.
+        val: Dataset of the same kind for validation, or None.
         spec: Shape of the inputs, and kind of the targets.
         classes: Names of the classes in the order of their numbers; empty if they have none.
-        guess: What the kind of the targets was guessed from, such as `whole numbers in column 'age'`; empty if the user
-            said it.
-        notes: Sentences about the data that the user has to know before training, such as folders left out.
+        guess: Reason for a guessed kind of the targets, such as `whole numbers in column 'age'`; empty if the user set
+            it.
+        notes: Sentences about the data that the user must know before training, such as about folders left out.
         vocabulary: Texts of the tokens in the order of their numbers; empty if they have none.
         features: Names of the inputs, such as the columns of a table; empty if they have none.
     """
@@ -79,7 +79,7 @@ def from_target(result: object) -> Splits:
         result: Splits, a pair (training dataset, validation dataset or None), or a training dataset alone.
 
     Raises:
-        GradwatchError: The result is no dataset, or its spec cannot be inferred.
+        GradwatchError: The result is not a dataset, or its spec cannot be inferred.
     """
     from gradwatch.data import _inspect
     from gradwatch.data._labels import shared_numbers
@@ -93,8 +93,8 @@ def from_target(result: object) -> Splits:
         places = ("the training part", "the validation part")
         if shared_numbers(train, val, places=places, key="class_to_idx") is not None:
             raise GradwatchError(
-                "class_to_idx: the validation part numbers the classes in another way than the training part, expected "
-                "one number for each class; give both parts folders of the same names"
+                "class_to_idx: the validation part numbers the classes differently than the training part, expected "
+                "one number for each class; give both parts folders with the same names"
             )
         return Splits(train, val, _inspect.infer_spec(train), guess="the type of the targets")
     except GradwatchError as error:

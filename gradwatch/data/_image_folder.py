@@ -1,4 +1,4 @@
-"""Read a folder of pictures by class: leave out folders without pictures, and scale pictures of 16 bits."""
+"""Read a folder of pictures by class: leave out folders without pictures, and scale 16-bit pictures."""
 
 # H, W = height and width of a picture
 
@@ -32,7 +32,7 @@ class PictureFolder(datasets.ImageFolder):  # type: ignore[misc]  # torchvision 
         options: Other keyword arguments of `ImageFolder`.
 
     Attributes:
-        left_out: Names of the folders that are no class.
+        left_out: Names of the folders that are not classes.
     """
 
     def __init__(self, root: str, **options: Any) -> None:
@@ -56,7 +56,7 @@ def is_picture(path: str) -> bool:
 
 
 def read_picture(path: str) -> Any:
-    """Return an RGB picture: of Pillow with 8 bits, or, of more bits, a float32 tensor (3, H, W) from 0 to 1.
+    """Return an RGB picture: a Pillow image for 8 bits, or a float32 tensor (3, H, W) from 0 to 1 for more bits.
 
     Raises:
         GradwatchError: The range of its pixels is not known.

@@ -31,10 +31,10 @@ def as_dataset(found: Any) -> Dataset[Any]:
 
 
 def check_dataset(dataset: Any, spec: DataSpec) -> None:
-    """Raise a GradwatchError if a dataset is not usable; the caller adds which dataset it is."""
+    """Raise a GradwatchError if a dataset is not usable; the caller adds the name of the dataset."""
     _require_dataset(dataset)
     if is_empty(dataset):
-        raise GradwatchError("is empty, expected at least one sample; look at its files and at data.val_fraction")
+        raise GradwatchError("is empty, expected at least one sample; check its files and data.val_fraction")
     inputs, _ = first_sample(dataset)
     if isinstance(inputs, Tensor) and tuple(inputs.shape) != spec.input_shape:
         raise GradwatchError(
@@ -46,7 +46,7 @@ def check_dataset(dataset: Any, spec: DataSpec) -> None:
 
 
 def is_empty(dataset: Any) -> bool:
-    """Return whether a dataset has no samples; for a stream, reading the first one finds out."""
+    """Return whether a dataset has no samples; False for a stream, which shows this only when it is read."""
     return not isinstance(dataset, IterableDataset) and not len(dataset)
 
 

@@ -1,4 +1,4 @@
-"""Judge the labels of samples: whether they can be classes, and whether both parts of the data have the same ones."""
+"""Judge the labels of samples: whether they can be classes, and whether both parts have the same classes."""
 
 # N = samples, K = classes
 
@@ -70,7 +70,7 @@ def shared_numbers(train: Any, val: Any, *, places: tuple[str, str], key: str) -
 
     Args:
         train: Dataset that may map names of classes to numbers, in `class_to_idx`.
-        val: The same for the validation part.
+        val: Dataset of the validation part.
         places: The parts in the user's words, such as their folders.
         key: Config key for messages.
 
@@ -123,7 +123,7 @@ def missing_classes(splits: Splits) -> tuple[str, ...]:
 
 
 def class_names(names: Iterable[Any]) -> tuple[str, ...]:
-    """Return names of classes as text; a class of ImageNet has several names, of which the first is taken."""
+    """Return names of classes as text; for a class of ImageNet with several names, return the first."""
     return tuple(str(name[0] if isinstance(name, (tuple, list)) and name else name) for name in names)
 
 

@@ -34,7 +34,7 @@ def read_sample(dataset: Any, index: int) -> Any:
             raise  # a bug in the user's dataset keeps its type and traceback
         reason = " ".join(str(error).replace(f"'{file}'", "the file").split())  # in one line
         raise GradwatchError(
-            f"data: {file} is missing, damaged or no picture ({type(error).__name__}: {reason}); mend or remove it"
+            f"data: {file} is missing, damaged or not a picture ({type(error).__name__}: {reason}); repair or remove it"
         ) from error
 
 

@@ -22,7 +22,7 @@ Kind = Literal["classes", "values"]
 
 
 class Choice(NamedTuple):
-    """The kind of targets; what it was guessed from, empty if the user said it; and notes for the user."""
+    """The kind of targets, the reason if it was guessed, and notes for the user."""
 
     kind: Kind
     guess: str = ""
@@ -50,8 +50,8 @@ def choose_kind(targets_N: Array, asked: Literal["auto", "classes", "values"], *
             return Choice("values", guess)
         labels = np.unique(targets_N)
         note = (
-            f"data.kind: {place} is read as values, for a regression, since its {len(labels):,} different numbers are "
-            f"stored as fractions ({listed(labels)}); say data.kind: values if that is right, else data.kind: classes"
+            f"data.kind: {place} is read as values, for a regression: its {len(labels):,} different numbers are "
+            f"stored as fractions ({listed(labels)}); set data.kind: values if that is right, else data.kind: classes"
         )
         return Choice("values", guess, (note,))
     words = kind not in "iub"
@@ -87,13 +87,13 @@ def encode(targets_N: Array, kind: Kind) -> tuple[Array, int, tuple[str, ...]]:
 def _encode_classes(targets_N: Array) -> tuple[Array, int, tuple[str, ...]]:
     if targets_N.size != len(targets_N):  # (N, 1) is allowed, and flattened below
         raise GradwatchError(
-            f"data.targets: got classes of shape {targets_N.shape}, expected one label per sample; of one-hot rows "
-            "take the argmax first, and for several values per sample say kind: values"
+            f"data.targets: got classes of shape {targets_N.shape}, expected one label per sample; take the argmax of "
+            "one-hot rows first, and for several values per sample set kind: values"
         )
     labels, numbers_N = np.unique(targets_N, return_inverse=True)
     if len(labels) < 2:
         raise GradwatchError(
-            f"data: every target is {labels[0]!r}, expected at least two classes; is it the right one?"
+            f"data: every target is {labels[0]!r}, expected at least two classes; is this the right target?"
         )
     return numbers_N.reshape(-1).astype(np.int64), len(labels), class_names(labels.tolist())
 
@@ -129,7 +129,7 @@ def splits(
 
     Args:
         train: Inputs and encoded targets.
-        val: The same for validation.
+        val: Inputs and encoded targets for validation.
         choice: Kind of the targets.
         outputs: Number of classes, or width of the targets.
         classes: Names of the classes, if there are any.

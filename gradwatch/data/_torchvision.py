@@ -89,13 +89,13 @@ def build(
         name: Class of torchvision.datasets, such as `CIFAR10`. An `ImageFolder` whose root holds `train` and one of
             `val`, `valid`, `validation`, `test` takes these as its parts.
         root: Folder of the files.
-        download: Fetch them where they are missing.
-        val_fraction: Part of the training samples that is held out for validation; null takes the dataset's own
-            validation or test part where it has one, else a tenth.
-        val_split: Name of the part for validation of a class that takes a `split`. With `split` alone, samples are held
-            out of that part.
+        download: Download missing files.
+        val_fraction: Fraction of the training samples that is held out for validation; null takes the dataset's own
+            validation or test part if it has one, else a tenth.
+        val_split: Name of the validation part of a class that takes a `split`. With `split` alone, samples are held out
+            of that part.
         split_seed: Seed of the choice that `val_fraction` makes.
-        outputs: Number of classes, where the dataset does not say.
+        outputs: Number of classes, if the dataset does not say.
         options: Further keyword arguments of the class, such as `split: balanced` or `size: 200`.
     """
     cls = _class(name)
@@ -204,7 +204,7 @@ def _open(cls: type[Any], options: dict[str, Any]) -> Any:
         if "download" in options:
             remedy += ", or let data.download: true fetch them"
         if options.get("download"):
-            remedy = "is there a connection to the internet? Otherwise " + remedy.partition(",")[0]
+            remedy = "check the internet connection, or " + remedy.partition(",")[0]
         raise GradwatchError(f"data.root: {cls.__name__} was not found in {where} ({reason}); {remedy}") from error
 
 
@@ -224,7 +224,7 @@ def _place(base: Any, part: str) -> str:
 
 def _left_out(base: Any) -> Iterator[str]:
     if isinstance(base, PictureFolder) and base.left_out:
-        yield f"data.root: left out of {base.root}, since hidden or without a picture: {listed(base.left_out)}"
+        yield f"data.root: these folders of {base.root} are hidden or without a picture: {listed(base.left_out)}"
 
 
 def _images(base: Any, indices_N: Numbers | None = None, *, numbers_K: Numbers | None = None) -> Dataset[Any]:
@@ -261,7 +261,7 @@ def _spec(dataset: Dataset[Any], base: Any, *, name: str, outputs: int | None) -
     except GradwatchError:
         raise
     except (TypeError, ValueError) as error:
-        raise GradwatchError(f"data.name: {name} gives no pairs of an image and a label: {error}") from error
+        raise GradwatchError(f"data.name: {name} does not return pairs of an image and a label: {error}") from error
     if not isinstance(label, (int, np.integer)) and not (isinstance(label, Tensor) and label.ndim == 0):
         raise GradwatchError(
             f"data.name: a target of {name} is a {type(label).__name__}, expected a class number; write a data factory "

@@ -47,7 +47,7 @@ WRITTEN: dict[str, dict[str, Any]] = {
     "interpolation": {mode.value: mode for mode in v2.InterpolationMode},
     "policy": {policy.value: policy for policy in v2.AutoAugmentPolicy},
 }
-"""Keyword arguments with values that YAML can only name, and the values by name."""
+"""Keyword arguments whose values YAML can only name, and the values by name."""
 
 
 @final
@@ -163,8 +163,8 @@ def apply(splits: Splits, *, transform: Sequence[Name] = (), augment: Sequence[N
     # one model gets both parts, so their inputs need one shape
     if val is not None and (val_shape := _try(val, key="data.transform")) != shape:
         raise GradwatchError(
-            f"data.augment: makes inputs of shape {shape}, but validation has {val_shape}; expected the same for both, "
-            "so give data.transform a Resize or CenterCrop"
+            f"data.augment: makes inputs of shape {shape}, but validation has {val_shape}; expected one shape, "
+            "so add a Resize or CenterCrop to data.transform"
         )
     return replace(splits, train=train, val=val, spec=replace(splits.spec, input_shape=shape))
 
@@ -253,6 +253,7 @@ def _try(dataset: Dataset[Any], *, key: str) -> tuple[int, ...]:
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
         found = inputs.dtype if isinstance(inputs, Tensor) else type(inputs).__name__
         raise GradwatchError(
-            f"{key}: made {found}, expected a floating tensor; end with {{ToDtype: {{dtype: float32, scale: true}}}}"
+            f"{key}: made {found}, expected a floating-point tensor; end with "
+            "{ToDtype: {dtype: float32, scale: true}}"
         )
     return tuple(inputs.shape)

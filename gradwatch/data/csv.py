@@ -38,12 +38,12 @@ def build(
         file: UTF-8 text, one sample a line.
         target_column: Name or number of the column to predict; -1 is the last.
         features: Names or numbers of the columns to predict it from; null is all the others.
-        kind: `classes`, `values` (regression), or `auto`: whole numbers and words are classes, fractions values, and
-            numbers most of which occur once are refused.
+        kind: `classes`, `values` (regression), or `auto`: whole numbers and words are classes, fractions are values,
+            and numbers that mostly occur once are rejected.
         header: Whether the first line names the columns.
         delimiter: Character between two cells.
-        standardize: Bring each feature to mean 0 and deviation 1 over the training part.
-        val_fraction: Part of the rows that is held out for validation, of each class alike.
+        standardize: Bring each feature to mean 0 and standard deviation 1 over the training part.
+        val_fraction: Fraction of the rows that is held out for validation, the same for each class.
         split_seed: Seed of that choice.
     """
     names, rows = _read(user_path(file), header=header, delimiter=delimiter)
@@ -76,7 +76,7 @@ def _read(path: Path, *, header: bool, delimiter: str) -> tuple[list[str], Rows]
         raise GradwatchError(f"data.file: no file {path.absolute()}, expected a CSV table") from error
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
-        raise GradwatchError(f"data.file: {path}, line {line} is no UTF-8 text; convert the file first") from error
+        raise GradwatchError(f"data.file: {path}, line {line} is not UTF-8 text; convert the file first") from error
     except (OSError, csv.Error) as error:
         raise GradwatchError(f"data.file: cannot read {path} as a CSV table: {error}") from error
     while rows and not rows[-1]:
@@ -107,7 +107,7 @@ def _column(wanted: str | int, names: list[str], *, key: str) -> int:
 
 
 def _numbers(rows: Rows, column: int, *, names: list[str], first_line: int) -> NDArray[np.float64]:
-    """Return a column as numbers, shape (N,), or raise an error with the first cell that is no finite number."""
+    """Return a column as numbers, shape (N,), or raise an error with the first cell that is not a finite number."""
     cells = [row[column] for row in rows]
     try:
         values = np.array(cells, np.float64)
@@ -133,7 +133,7 @@ def _refuse(cell: str, *, place: str, expected: str) -> None:
     missing = cell.strip().lower() in ("", "nan", "na", "null", "none")
     raise GradwatchError(
         f"data.file: {place} {'is missing' if not cell.strip() else f'is {cell!r}'}, expected {expected}; "
-        + ("nothing is filled in: complete or remove such rows first" if missing else "leave it out of data.features")
+        + ("gradwatch fills in nothing: complete or remove such rows" if missing else "leave it out of data.features")
     )
 
 
@@ -149,7 +149,7 @@ def _targets(rows: Rows, column: int, *, names: list[str], first_line: int, kind
     try:
         return np.array([int(cell) for cell in cells], np.int64)
     except (ValueError, OverflowError):
-        pass  # no whole numbers, so the targets are fractions or words
+        pass  # not whole numbers, so the targets are fractions or words
     try:
         [float(cell) for cell in cells]
     except ValueError:

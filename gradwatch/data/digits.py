@@ -20,7 +20,7 @@ def build(*, val_fraction: float = 0.2, split_seed: int = 0) -> Splits:
     """Return the digits as float32 images of shape (1, 8, 8) from 0 to 1, with labels 0 to 9.
 
     Args:
-        val_fraction: Part of each digit's samples that is held out for validation.
+        val_fraction: Fraction of each digit's samples that is held out for validation.
         split_seed: Seed of that choice.
     """
     with np.load(FILE, allow_pickle=False) as arrays:

@@ -40,11 +40,11 @@ def build(
         targets: Name of the array of targets, shape (samples,), or (samples, width) for values.
         val_inputs: Name of the inputs for validation; null holds out `val_fraction` of the samples.
         val_targets: Name of the targets for validation.
-        kind: `classes`, `values` (regression), or `auto`: whole numbers and words are classes, fractions values, and
-            numbers most of which occur once are refused.
-        standardize: Bring each feature to mean 0 and deviation 1 over the training part; null does so for tables
-            (samples, features) and leaves images as they are.
-        val_fraction: Part of the samples that is held out for validation, of each class alike.
+        kind: `classes`, `values` (regression), or `auto`: whole numbers and words are classes, fractions are values,
+            and numbers that mostly occur once are rejected.
+        standardize: Bring each feature to mean 0 and standard deviation 1 over the training part; null does so for
+            tables (samples, features) and leaves images as they are.
+        val_fraction: Fraction of the samples that is held out for validation, the same for each class.
         split_seed: Seed of that choice.
     """
     if (val_inputs is None) != (val_targets is None):
@@ -72,7 +72,7 @@ def _read(path: Path, wanted: dict[str, str]) -> dict[str, Array]:
     if not path.exists():
         raise GradwatchError(f"data.file: no file {path.absolute()}, expected a NumPy .npz")
     if not zipfile.is_zipfile(path):  # np.load accepts a .npy file too
-        raise GradwatchError(f"data.file: {path} is no NumPy .npz; write one with numpy.savez(file, x=..., y=...)")
+        raise GradwatchError(f"data.file: {path} is not a NumPy .npz; write one with numpy.savez(file, x=..., y=...)")
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: _array(file, name, key=key) for key, name in wanted.items()}
@@ -100,8 +100,8 @@ def _array(file: Any, name: str, *, key: str) -> Array:
     if array.dtype.kind in "fc" and len(bad := np.argwhere(~np.isfinite(array))):
         place = tuple(int(i) for i in bad[0])
         raise GradwatchError(
-            f"data.{key}: '{name}' at {place} is {array[place]}, expected a finite number; nothing is filled in: "
-            "complete or remove such samples first"
+            f"data.{key}: '{name}' at {place} is {array[place]}, expected a finite number; gradwatch fills in nothing: "
+            "complete or remove such samples"
         )
     if "targets" in key and array.dtype.kind in "US" and (array == array.dtype.type()).any():
         row = int(np.argmax(array.reshape(len(array), -1)[:, 0] == array.dtype.type()))
@@ -110,7 +110,7 @@ def _array(file: Any, name: str, *, key: str) -> Array:
 
 
 def _check_parts(targets: Array, val_targets: Array, kind: _tables.Kind) -> None:
-    """Raise a GradwatchError if the targets of both parts do not mean the same."""
+    """Raise a GradwatchError if the targets of both parts do not have the same meaning."""
     if targets.shape[1:] != val_targets.shape[1:]:
         raise GradwatchError(
             f"data.val_targets: got targets of shape {val_targets.shape[1:]} for each sample, expected "

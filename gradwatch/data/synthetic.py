@@ -15,7 +15,7 @@ from gradwatch.data._split import random_split
 from gradwatch.errors import GradwatchError
 from gradwatch.records import DataSpec
 
-CENTRE_DISTANCE = 3.0  # norm of each class center: at noise 1, neighboring clouds touch; at 0.5, they barely do
+CENTER_DISTANCE = 3.0  # norm of each class center: at noise 1, neighboring clouds touch; at 0.5, they barely do
 HIDDEN = 16
 
 
@@ -29,16 +29,16 @@ def build(
     seed: int = 0,
     val_fraction: float = 0.2,
 ) -> Splits:
-    """Return made-up samples that are the same wherever they are made with the same arguments.
+    """Return synthetic samples, which depend on the arguments alone.
 
     Args:
-        kind: `classes`: points around one centre per class. `values`: a random function of the inputs.
-        samples: How many, both parts together.
-        dims: Numbers of one input.
+        kind: `classes`: points around one center per class. `values`: a random function of the inputs.
+        samples: Number of samples in both parts together.
+        dims: Number of values of one input.
         outputs: Number of classes, or width of the target; null is 4 classes, or width 1.
         noise: Standard deviation of the noise of the points of classes, or of the values.
-        seed: Of everything random in it.
-        val_fraction: Part of the samples that is held out for validation.
+        seed: Seed of the samples and of the validation part.
+        val_fraction: Fraction of the samples that is held out for validation.
     """
     width = outputs if outputs is not None else {"classes": 4, "values": 1}[kind]
     for key, value in (("samples", samples), ("dims", dims), ("outputs", width)):
@@ -56,10 +56,10 @@ def build(
 
 def _classes(samples: int, dims: int, outputs: int, noise: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Return inputs (N, D) and labels (N,), with the same number of samples in each class."""
-    centres_KD = torch.randn(outputs, dims, generator=generator)
-    centres_KD *= CENTRE_DISTANCE / centres_KD.norm(dim=1, keepdim=True)
+    centers_KD = torch.randn(outputs, dims, generator=generator)
+    centers_KD *= CENTER_DISTANCE / centers_KD.norm(dim=1, keepdim=True)
     labels = torch.arange(samples) % outputs
-    return centres_KD[labels] + noise * torch.randn(samples, dims, generator=generator), labels
+    return centers_KD[labels] + noise * torch.randn(samples, dims, generator=generator), labels
 
 
 def _values(samples: int, dims: int, outputs: int, noise: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:

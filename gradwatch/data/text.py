@@ -1,4 +1,4 @@
-"""Read characters of a text file, each to be predicted from those before it; CPython's manual by default."""
+"""Read a text file as characters to predict from the characters before them; CPython's manual by default."""
 
 # N = windows, B = windows of a batch, T = characters of a window
 
@@ -48,13 +48,13 @@ class Windows(Dataset[tuple[Tensor, Tensor]]):
 def build(
     *, file: str | None = None, context: int = 128, stride: int | None = None, val_fraction: float = 0.1
 ) -> Splits:
-    """Return windows of a text. An epoch visits every window once, in shuffled order where data.shuffle says so.
+    """Return windows of a text. An epoch visits every window once, in shuffled order if data.shuffle says so.
 
     Args:
         file: UTF-8 text; null is the English text of CPython's `pydoc_data.topics`, about 470,000 characters.
         context: Characters that the model sees at once.
-        stride: Characters from one window to the next; null is `context`, windows that touch and do not overlap.
-        val_fraction: Part at the end of the text that is held out; its windows share no character with the rest.
+        stride: Characters from one window to the next; null is `context`: windows that touch and do not overlap.
+        val_fraction: Fraction at the end of the text that is held out; its windows share no character with the rest.
     """
     if context < 1 or (stride is not None and stride < 1):
         raise GradwatchError(f"data.context, data.stride: got {context} and {stride}, expected at least 1")
@@ -63,7 +63,7 @@ def build(
     text = _topics() if file is None else _read(user_path(file))
     # utf-32 has 4 bytes per character, so NumPy can sort and number them without a Python loop
     characters, tokens = np.unique(np.frombuffer(text.encode("utf-32-le"), np.uint32), return_inverse=True)
-    # the end of the text, not random windows: those would overlap with training windows
+    # the end of the text, not random windows, which would overlap with training windows
     cut = len(tokens) - round(len(tokens) * val_fraction)
     train, val = (
         _windows(torch.from_numpy(part.astype(np.int32)), context=context, stride=stride or context)
@@ -72,7 +72,7 @@ def build(
     if train is None or (val is None and val_fraction):
         raise GradwatchError(
             f"data.context: {context} characters do not fit into each part of {file or 'the default text'}, which has "
-            f"{cut} for training and {len(tokens) - cut} for validation, expected at least {context + 1} in each; take "
+            f"{cut} for training and {len(tokens) - cut} for validation, expected at least {context + 1} in each; use "
             "a smaller context or a longer text (val_fraction: 0 holds nothing out)"
         )
     spec = DataSpec(input_shape=(context,), outputs=len(characters), kind="tokens")
@@ -93,7 +93,7 @@ def _topics() -> str:
         topics: dict[str, str] = importlib.import_module("pydoc_data.topics").topics
     except ImportError as error:
         raise GradwatchError(
-            "data.file: this Python comes without pydoc_data.topics, the default text; name a text file"
+            "data.file: this Python lacks pydoc_data.topics, the default text; name a text file"
         ) from error
     return "\n".join(topics[name] for name in sorted(topics))  # sorted: the same text for every order of the dict
 
@@ -104,7 +104,7 @@ def _read(path: Path) -> str:
     except FileNotFoundError as error:
         raise GradwatchError(f"data.file: no file {path.absolute()}, expected a text file") from error
     except UnicodeDecodeError as error:
-        raise GradwatchError(f"data.file: {path} is no UTF-8 text (byte {error.start}); convert it first") from error
+        raise GradwatchError(f"data.file: {path} is not UTF-8 text (byte {error.start}); convert it first") from error
     except OSError as error:
         raise GradwatchError(f"data.file: cannot read {path}: {error.strerror}") from error
     if not text:

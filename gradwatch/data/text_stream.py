@@ -1,4 +1,4 @@
-"""Read text files of any size as a stream of bytes, each to be predicted from those before it."""
+"""Read text files of any size as a stream of bytes to predict from the bytes before them."""
 
 # T = tokens of a window
 
@@ -28,7 +28,7 @@ JSON_LINES = (".jsonl", ".ndjson")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TextPlace:
-    """Where a stream continues.
+    """The place where a stream continues.
 
     Args:
         file: Number of the file.
@@ -115,9 +115,9 @@ class TextStream(IterableDataset[tuple[Tensor, Tensor]]):
                 return text
             found = json.loads(text)
         except UnicodeDecodeError as error:
-            raise GradwatchError(f"{place}: is no UTF-8 text; convert the file first") from error
+            raise GradwatchError(f"{place}: is not UTF-8 text; convert the file first") from error
         except ValueError as error:
-            raise GradwatchError(f"{place}: is no JSON ({error}); mend or remove it") from error
+            raise GradwatchError(f"{place}: is not JSON ({error}); repair or remove it") from error
         value = found.get(self._key) if isinstance(found, dict) else None
         if not isinstance(value, str):
             keys = f"its keys are {', '.join(found)}" if isinstance(found, dict) else f"it is a {type(found).__name__}"
@@ -128,13 +128,13 @@ class TextStream(IterableDataset[tuple[Tensor, Tensor]]):
 def build(
     *, files: str | list[str], val_files: str | list[str] | None = None, context: int = 128, key: str = "text"
 ) -> Splits:
-    """Return text files as a stream, of which only the current line is in memory. A model reads bytes, 257 tokens.
+    """Return text files as a stream that keeps only the current line in memory. A model reads bytes, 257 tokens.
 
     Args:
-        files: A file, a folder, a pattern such as `corpus/*.jsonl`, or a list of these. Each line of a .txt or other
-            file is a text; of a .jsonl file, the value of `key` in each line. A folder stands for its .txt and .jsonl
+        files: A file, a folder, a pattern such as `corpus/*.jsonl`, or a list of these. In a .jsonl file, the value of
+            `key` in each line is a text; in a .txt or other file, each line is. A folder stands for its .txt and .jsonl
             files.
-        val_files: The same for validation; null for none.
+        val_files: Files for validation, given like `files`; null for none.
         context: Tokens that the model sees at once.
         key: Key of the text in the lines of .jsonl files.
     """
@@ -155,7 +155,7 @@ def _found(names: str | list[str], setting: str) -> tuple[Path, ...]:
         if path.is_dir():
             below = sorted(p for p in path.iterdir() if p.suffix in (".txt", *JSON_LINES))
         else:
-            # glob.glob, since Path.glob takes a pattern apart from its folder
+            # glob.glob, since Path.glob needs the pattern without its folder
             below = [path] if path.is_file() else sorted(map(Path, glob.glob(str(path), recursive=True)))  # noqa: PTH207
         if not below:
             raise GradwatchError(

@@ -31,13 +31,13 @@ MATMULS = [
     aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_cudnn_attention.default,
 ]
-"""Operations whose outputs `save: matmuls` keeps: their time grows faster than the bytes of their outputs."""
+"""Operations whose outputs `save: matmuls` keeps: their time grows faster than the size of their outputs."""
 
 
 def recompute(model: nn.Module, choice: BlocksSection | Literal["none", "sqrt"]) -> None:
     """Recompute the parts of a model that a config chooses, in place.
 
-    A budget is replaced by the choice of the plan before a training; what is built for another purpose keeps all.
+    For a training, the plan has replaced a budget with a choice by now. A model built for another purpose keeps all.
     """
     if choice == "none":
         return
@@ -75,7 +75,7 @@ def every_blocks(model: nn.Module, k: int, *, save: Save = "nothing") -> int:
     if not recomputed:
         raise GradwatchError(
             f"train.activation_checkpointing.every: got {k}, but the model has {len(containers[-1])} blocks: one "
-            "segment, which would be recomputed for nothing; take a smaller number"
+            "segment, which would be recomputed for nothing; use a smaller number"
         )
     return recomputed
 
@@ -120,7 +120,7 @@ def _segment(container: nn.Sequential | nn.ModuleList, k: int, *, is_last: bool,
         if k > 1:
             raise GradwatchError(
                 f"train.activation_checkpointing: every {k} blocks needs an nn.Sequential, and the model keeps its "
-                "blocks in an nn.ModuleList, whose order of calls is its own affair; use {every: 1}"
+                "blocks in an nn.ModuleList, which it may call in any order; use {every: 1}"
             )
         recomputed = blocks[:-1] if is_last else blocks
         for block in recomputed:
@@ -173,7 +173,7 @@ def _both(
 
 @contextlib.contextmanager
 def _statistics_untouched(norms: Sequence[_BatchNorm]) -> Iterator[None]:
-    """Restore the running statistics after recomputation, which would update them a second time."""
+    """Restore the running statistics after a recomputation, which updates them a second time."""
     buffers = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers()]
     try:
         yield

@@ -1,4 +1,4 @@
-"""Trade transfers for memory: keep what the forward pass saves in host memory until the backward pass reads it."""
+"""Trade transfers for memory: keep the saved tensors of the forward pass in host memory until the backward pass."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOST_IS_DEVICE = ("cpu", "mps")
 
 
 def in_host_memory(model: nn.Module, device: torch.device) -> saved_tensors_hooks:
-    """Return a context of the forward pass that keeps what it saves in host memory; page-locked for CUDA.
+    """Return a context of the forward pass that keeps its saved tensors in host memory, page-locked for CUDA.
 
     Args:
         model: Its weights stay on the device, which holds them anyway.

@@ -127,7 +127,7 @@ class Batches:
 
 @final
 class _Plan:
-    """Lists the samples of each remaining batch of the current epoch."""
+    """The samples of each remaining batch of the current epoch."""
 
     def __init__(self, size: int, *, batch_size: int, seed: int, shuffle: bool, drop_last: bool, part: Part) -> None:
         if batch_size < 1:
@@ -232,8 +232,8 @@ def stacked(samples: list[Any], names: Sequence[str]) -> Any:
         for name, shape in zip(names, shapes, strict=True):
             if shape != shapes[0]:
                 raise GradwatchError(
-                    f"data: the inputs of {names[0]} have shape {shapes[0]}, those of {name} {shape}; expected one "
-                    "shape for all; add Resize, CenterCrop or RGB to data.transform"
+                    f"data: the inputs of {names[0]} have shape {shapes[0]}, and the inputs of {name} have shape "
+                    f"{shape}; expected one shape for all; add Resize, CenterCrop or RGB to data.transform"
                 ) from error
         raise GradwatchError(f"data: samples cannot be stacked into a batch: {error}") from error
 
@@ -249,7 +249,7 @@ def as_read(batch: Any) -> Any:
 
 
 def start_worker(_worker: int) -> None:
-    """Leave Ctrl-C and SIGTERM to the main process, in a new worker process."""
+    """Let the main process handle Ctrl-C and SIGTERM for a new worker process."""
     # Ctrl-C and a SIGTERM to the process group reach workers too, but the main process may need further batches while
     # it saves the run; it ends the workers itself
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""Save and load run checkpoints: everything for an exact resume, written atomically, verified on read, no pickles."""
+"""Save and load checkpoints: everything for an exact resume, written atomically, verified on read, without pickle."""
 
 from __future__ import annotations
 
@@ -224,5 +224,5 @@ def _unwritten(root: Path, work: Path, *, needed: int, error: OSError) -> Checkp
         return CheckpointError(f"{work}: cannot be written: {reason}. {intact}.")
     return CheckpointError(
         f"{work}: {reason}: a checkpoint takes {needed:,} bytes. {intact}. "
-        "Make room on that disk (or lower train.checkpoint.keep), then resume the run."
+        "Free space on that disk (or lower train.checkpoint.keep), then resume the run."
     )

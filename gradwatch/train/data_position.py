@@ -24,7 +24,7 @@ def numbered(batches: Batches | StreamBatches) -> Batches:
     """Return batches that can be read by number.
 
     Raises:
-        GradwatchError: The batches are of a stream.
+        GradwatchError: The batches come from a stream.
     """
     if isinstance(batches, StreamBatches):
         raise GradwatchError("data: the batches of a stream have no numbers, so one of them cannot be read again")
@@ -59,7 +59,7 @@ class Position:
         return [self.epoch, self.batch, zlib.crc32(b"".join(part.tobytes() for part in self.indices(batches)))]
 
     def is_among(self, bad: Sequence[Identity], batches: Batches) -> bool:
-        """Return whether the step has the position or the samples of a bad step that is skipped by now."""
+        """Return whether the step has the position or the samples of a bad step that is skipped from here on."""
         if not bad:
             return False  # the usual case needs no checksum of the indices
         *here, checksum = self.identity(batches)

@@ -35,17 +35,17 @@ def ending(session: Session) -> Ending | None:
 
 
 def resumed_ending(session: Session, *, then: Config) -> Ending | None:
-    """Return the ending of a resumed run that early stopping has ended, with a warning that says how to go on, or None.
+    """Return the ending of a resumed run that early stopping ended, and warn how to continue it; or return None.
 
     Args:
         session: The resumed run, before its next step.
-        then: The run's config so far. If its criterion was another one, the count begins again.
+        then: The run's config so far. If its criterion was different, the count begins again.
     """
     _restart_count(session.progress, then, session.config)
     ended = ending(session)
     if ended:
         warnings.warn(
-            f"the run {ended.sentence(session.progress.step)}; to go on, resume it with --set train.early_stop=null",
+            f"the run {ended.sentence(session.progress.step)}; to continue, resume it with --set train.early_stop=null",
             stacklevel=2,
         )
     return ended

@@ -47,12 +47,12 @@ def check_metrics(config: Config, data: DataInfo) -> None:
             if is_asked:
                 raise GradwatchError(
                     f"{key}: needs a validation part, but none of {samples} of {data.name} is held "
-                    "out; give the data a validation part (data.val_fraction), or leave the setting out"
+                    "out; set data.val_fraction, or remove the setting"
                 )
     elif stop and stop.metric == "val_accuracy" and data.kind == "values":
         raise GradwatchError(
             f"train.early_stop.metric: val_accuracy is not measured on values, which {data.name} has"
-            f"{f' (guessed from {data.guess})' if data.guess else ''}; expected val_loss, or data of classes"
+            f"{f' (guessed from {data.guess})' if data.guess else ''}; expected val_loss, or data with classes"
         )
 
 
@@ -102,7 +102,7 @@ def _evaluate_on_ranks(stepper: Stepper, batches: Batches | StreamBatches, ranks
             right, labels = right + hits[0], labels + hits[1]
     rows_RK = np.array(ranks.gather([*counts, *losses, right, labels]))
     count_RB, loss_RB = rows_RK[:, : len(counts)], rows_RK[:, len(counts) : -2]
-    if stepper.objective.is_sum:  # the loss of a batch is the sum of those of its parts
+    if stepper.objective.is_sum:  # the loss of a batch is the sum of the losses of its parts
         count_RB, loss_RB = count_RB.sum(0), loss_RB.sum(0)
     counted, (right, labels) = float(count_RB.sum()), rows_RK[:, -2:].sum(0)
     return Evaluation(

@@ -122,10 +122,10 @@ def train(
 
 
 def _shared_directory(config: Config, ranks: Ranks | None, *, made: Path | None) -> Path:
-    """Return the run directory that rank 0 creates, or the one that is made, with the config in it."""
+    """Return the given run directory, or the directory that rank 0 creates, with the config in it."""
     if made:
         if is_first(ranks):
-            (made / RUN_CONFIG).write_text(config.to_yaml())  # a budget in it is settled by now
+            (made / RUN_CONFIG).write_text(config.to_yaml())  # its budget for activations has been replaced since
         return made
     if ranks is None:
         return new_directory(config)
@@ -143,7 +143,7 @@ def new_directory(config: Config) -> Path:
         except FileExistsError:
             continue  # two runs of one name within a second
         except OSError as error:
-            raise RunError(f"run.out: cannot make {directory}: {error.strerror}; choose another folder") from error
+            raise RunError(f"run.out: cannot create {directory}: {error.strerror}; choose another folder") from error
         return directory
     raise AssertionError("itertools.count never ends")
 
@@ -211,7 +211,7 @@ def _windows(session: Session) -> Iterator[tuple[list[Batch], float]]:
             began = time.perf_counter()
             window = list(itertools.islice(batches, session.config.train.accumulate))
             if session.ranks and session.training.steps_per_epoch is None:
-                # the ranks must make equal numbers of passes, and their parts of a stream may differ in length
+                # all ranks must run the same number of passes, and their parts of a stream may differ in length
                 window = window[: int(min(row[0] for row in session.ranks.gather([len(window)])))]
             if not window:
                 _end_pass(session)
@@ -221,8 +221,8 @@ def _windows(session: Session) -> Iterator[tuple[list[Batch], float]]:
                 # a whole epoch without a step: it would never end
                 if left_out > (session.training.steps_per_epoch or 0):
                     raise GradwatchError(
-                        "train.on_critical: every batch of the data has been left out as bad; look at the data, and at "
-                        f"what was found: gradwatch diagnose {session.directory}"
+                        "train.on_critical: every batch of the data has been skipped as bad; check the data and the "
+                        f"findings: gradwatch diagnose {session.directory}"
                     )
                 session.training.pass_batches(len(window))
                 continue
@@ -237,12 +237,12 @@ def _is_left_out(session: Session, micro_batches: int) -> bool:
 
 
 def _end_pass(session: Session) -> None:
-    """Go on to the next pass over a stream, which has no more batches."""
+    """Begin the next pass over a stream that has no more batches."""
     progress = session.progress
     if not progress.batch:
         raise GradwatchError(
             f"data: pass {progress.epoch} over the stream of {session.training.data.name} gave no batch; a stream must "
-            "begin again with each call of its __iter__, and with drop_last it must fill a batch of each worker"
+            "begin again at each call of its __iter__, and with drop_last it must fill a batch for each worker"
         )
     progress.epoch, progress.batch = progress.epoch + 1, 0
 

@@ -41,7 +41,7 @@ class Objective:
             Scalar tensor on the device of the outputs.
 
         Raises:
-            GradwatchError: The loss is no scalar tensor, has no gradient, or does not fit outputs and targets.
+            GradwatchError: The loss is not a scalar tensor, has no gradient, or does not fit outputs and targets.
         """
         loss: Any = self._raw(outputs, targets)
         if not isinstance(loss, Tensor):
@@ -53,8 +53,8 @@ class Objective:
             )
         if torch.is_grad_enabled() and not loss.requires_grad:
             raise GradwatchError(
-                "loss: no parameter has a part in it, so there is no gradient to take; look for detach(), item(), "
-                "no_grad() or a new tensor between the model's parameters and the loss"
+                "loss: it does not depend on any parameter, so there is no gradient to take; look for detach(), "
+                "item(), no_grad() or a new tensor between the model's parameters and the loss"
             )
         self.look(loss)
         return loss
@@ -69,7 +69,7 @@ class Objective:
                 f"{type(self.function).__name__}; return the logits alone, or give a loss that takes this output "
                 "(loss.target: package.module:name)"
             )
-        # torch expects classes in dimension 1, the models of sequences give them last
+        # torch expects classes in dimension 1, but sequence models return them last
         if isinstance(self.function, CLASSIFYING) and outputs.ndim == 3 and targets.ndim == 2:
             outputs, targets = outputs.flatten(0, 1), targets.flatten()
         elif not isinstance(self.function, CLASSIFYING):
@@ -105,7 +105,7 @@ class Objective:
         return to_float(self.function.weight.to(targets.device)[counted].sum())
 
     def _misfit(self, outputs: Tensor, targets: Tensor, error: Exception) -> str:
-        """Return why a torch loss rejects these outputs and targets; most often labels out of range."""
+        """Return why a torch loss rejects these outputs and targets, most often because labels are out of range."""
         if isinstance(self.function, CLASSIFYING) and outputs.ndim > 1 and not targets.is_floating_point():
             classes = outputs.shape[1]
             counted = targets[targets != self.function.ignore_index]
@@ -114,7 +114,7 @@ class Objective:
                 return (
                     f"loss: the labels of a batch run from {low} to {high}, but the model has {classes} outputs, "
                     f"expected labels from 0 to {classes - 1}; give the model as many outputs as there are classes, "
-                    "or mend the labels"
+                    "or fix the labels"
                 )
         return (
             f"loss: {type(self.function).__name__} cannot take outputs of shape {tuple(outputs.shape)} and targets of "

@@ -37,8 +37,8 @@ def check(directory: Path, config: Config) -> Config:
             f"{key}: the run has {_shown(then.get(key))}, got {_shown(now.get(key))}" for key in changed
         )
         raise RunError(
-            f"--resume: {differences}; a run goes on with the model, data, loss, optimizer and schedule that it "
-            "began with. Leave that as it is, or train again from the start"
+            f"--resume: {differences}; a run continues with the model, data, loss, optimizer and schedule that it "
+            "began with. Leave these settings as they are, or train again from the start"
         )
     return before
 

@@ -1,4 +1,4 @@
-"""Hold a training in progress: its live objects and monitor, and how they are saved, restored and rewound."""
+"""Keep a training in progress: its live objects and monitor, and how they are saved, restored and rewound."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from gradwatch.train.parallel.ranks import Ranks, is_first
 from gradwatch.train.training_state import TrainingState, machine
 
 HOOK_VARIANTS = 3
-"""Ways in which a hook on an activation acts: it reads the first micro-batch, a later one, or none."""
+"""Number of ways in which a hook on an activation acts: it reads the first micro-batch, a later one, or none."""
 
 
 @final
@@ -146,7 +146,7 @@ class Session:
             checkpoint.save(root, state, step=step, keep=keep, best=best)
 
     def saved_state(self, step: int | None = None) -> dict[str, Any]:
-        """Read the newest checkpoint, or that of a step; on several ranks, all of them must call it.
+        """Read the newest checkpoint, or the checkpoint of a step; with several ranks, all of them must call it.
 
         Raises:
             CheckpointError: There is no good checkpoint.
@@ -184,7 +184,7 @@ class Session:
     def _restore(self) -> dict[str, Any]:
         if checkpoint.newest(self.directory / "checkpoints") is None:
             raise CheckpointError(
-                f"{self.directory}: the run ended before its first checkpoint, so there is nothing to go on from; "
+                f"{self.directory}: the run ended before its first checkpoint, so there is nothing to resume; "
                 f"train it again: gradwatch train {self.directory / 'config.yaml'}"
             )
         state = self.saved_state()
@@ -263,10 +263,10 @@ class Session:
 
     def _pipeline(self, history: History, *, log_format: LogFormat, resumed_at: int | None) -> Pipeline:
         """Return the pipeline that ingests the rows; a replay has no sinks, and detectors only with a past."""
-        looks = self.config.watch.enabled and (self.writer or self._past)
+        detects = self.config.watch.enabled and (self.writer or self._past)
         if history.info.shards and not is_first(self.ranks):
-            looks = None  # shards alone mislead: one without elements looks like a layer without gradient
-        found_by = detectors(self.config.detect) if looks else ()
+            detects = None  # shards alone mislead: a shard without elements looks like a layer without gradient
+        found_by = detectors(self.config.detect) if detects else ()
         if not self.writer:
             return Pipeline(history, detectors=found_by, sinks=(), writer=None)
         ranks, shards = recording.comparison(self.directory, history, self.ranks)
@@ -299,10 +299,10 @@ class Session:
 
 @contextlib.contextmanager
 def _room_for_variants() -> Iterator[None]:
-    """Let torch compile each function of a watched model for as many inputs as that of an unwatched one.
+    """Let torch compile each function of a watched model for as many inputs as without watching.
 
-    torch compiles a function again if its hooks act otherwise, and leaves it uncompiled, with a warning, after 8 times.
-    All blocks of a sharded model share one function.
+    torch compiles a function again if its hooks act differently. After 8 times, it warns and leaves the function
+    uncompiled. All blocks of a sharded model share one function.
     """
     from torch._dynamo import config
 
@@ -316,7 +316,7 @@ def _recorder(config: Config, directory: Path) -> Snapshotter | None:
     is_exact = config.train.on_critical == "rewind"  # then the results depend on the step of the snapshot
     if not ((config.watch.enabled and record.enabled) or is_exact):
         return None
-    rest_s = 0.0 if is_exact else recorder.REST_S  # a rest in seconds would make that step depend on the clock
+    rest_s = 0.0 if is_exact else recorder.REST_S  # with a pause in seconds, that step would depend on the clock
     return Snapshotter(directory, every=record.every, memory_mb=record.memory_mb, most=record.incidents, rest_s=rest_s)
 
 
@@ -343,8 +343,8 @@ def _warn_about_batch_norm(model: nn.Module, train: TrainSection, ranks: Ranks |
     norms = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
     if train.accumulate > 1 and norms:
         warnings.warn(
-            f"train.accumulate: {len(norms)} BatchNorm layers ({norms[0]}, ...) normalise each micro-batch by itself, "
-            f"so {train.accumulate} of them are not equal to one full batch; GroupNorm or LayerNorm would be",
+            f"train.accumulate: {len(norms)} BatchNorm layers ({norms[0]}, ...) normalize each micro-batch by itself, "
+            f"so {train.accumulate} micro-batches do not equal one full batch; with GroupNorm or LayerNorm they do",
             stacklevel=2,
         )
     if ranks and norms and not train.sync_batchnorm:

@@ -26,7 +26,7 @@ from gradwatch.train.parallel.wrapper import synchronizing, unwrapped
 Batch = tuple[Any, Tensor]
 Precision = Literal["fp32", "bf16", "fp16"]
 ONE_SAMPLE = "Expected more than 1 value per channel when training"  # torch.nn.functional.batch_norm
-UNUSED = "find_unused_parameters"  # the way out that DistributedDataParallel names, an option of its own
+UNUSED = "find_unused_parameters"  # the option that the error of DistributedDataParallel suggests
 AUTOCAST_DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -102,7 +102,7 @@ class Stepper:
         on_nonfinite: Action if loss or gradient is not finite.
         ranks: The ranks of the training, or None with one process.
         saving: Returns the context of each forward pass, which decides where its saved tensors are kept.
-        passes: Makes the passes of a step in another way than `backward`, or None.
+        passes: Runs the passes of a step instead of `backward`, or None.
     """
 
     model: nn.Module
@@ -169,7 +169,7 @@ class Stepper:
             shapes = _shapes(inputs)
             if ONE_SAMPLE in str(error):
                 raise GradwatchError(
-                    f"model: its BatchNorm cannot normalise one sample, and a batch came with inputs of {shapes}; "
+                    f"model: its BatchNorm cannot normalize one sample, and a batch came with inputs of {shapes}; "
                     "set data.drop_last: true, or another data.batch_size"
                 ) from error
             if UNUSED in str(error):
@@ -220,7 +220,7 @@ class Stepper:
         return Passes.joined(ranks.gather(self.pass_of_rank(window, weights, ranks.world_size)))
 
     def counts(self, window: Sequence[Batch]) -> list[float]:
-        """Return how much each micro-batch of a rank counts in the mean over the micro-batches of all ranks."""
+        """Return the weight of each micro-batch of a rank in the mean over the micro-batches of all ranks."""
         is_real = [not isinstance(batch, StandIn) for batch in window]
         if self.objective.is_sum:
             return [float(real) for real in is_real]
@@ -231,7 +231,8 @@ class Stepper:
     def weights(self, counts: Sequence[float], rows: Sequence[Sequence[float]], world_size: int) -> list[float]:
         """Return the factor of the loss of each micro-batch in the average over the ranks.
 
-        The engines average the gradients over the ranks, so the factors make that the gradient of the global loss.
+        The engines average the gradients over the ranks. With these factors, the average is the gradient of the global
+        loss.
 
         Args:
             counts: Counts of the micro-batches of this rank.

@@ -38,7 +38,7 @@ from gradwatch.train.streams.batches import StreamBatches
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """Progress of the loop: with the random generators, all that a resume needs next to the live objects.
+    """Progress of the loop: with the random generators, everything that a resume needs besides the live objects.
 
     Args:
         step: Next optimizer step.
@@ -216,7 +216,7 @@ class TrainingState:
             self.batches.load_state_dict(state["data"])
 
     def check_span(self) -> None:
-        """Refuse a total that is below the steps already made, or beyond the schedule, where OneCycleLR would raise."""
+        """Reject a total that is below the steps already made, or beyond the schedule, where OneCycleLR would raise."""
         if self.total_steps < self.progress.step:
             raise GradwatchError(
                 f"{self._span_setting}: got {self.total_steps:,} steps, but the run has made {self.progress.step:,}; "
@@ -238,7 +238,7 @@ class TrainingState:
     @property
     def resume_hint(self) -> str:
         """Instruction for continuing a run that has made all its steps."""
-        return f"to go on, give it more with --set {self._span_setting}=..."
+        return f"to continue, give it more with --set {self._span_setting}=..."
 
     def compile(self) -> None:
         """Compile the model in place with torch.compile, if the config asks for it."""
@@ -296,7 +296,7 @@ class TrainingState:
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """Return the facts about the machine that the bits of a training depend on, next to its config."""
+    """Return the properties of the machine that the bits of a training depend on, besides its config."""
     return {
         "torch": str(torch.__version__),
         "device": str(device),
@@ -308,7 +308,7 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def _moved(model: nn.Module, device: torch.device) -> nn.Module:
-    """Return a model on a device; one that is there is not touched, since tensors without data cannot be moved."""
+    """Return a model on a device; a model that is there already stays, since tensors without data cannot be moved."""
     is_there = all(tensor.device.type == device.type for tensor in (*model.parameters(), *model.buffers()))
     return model if is_there and device.index is None else model.to(device)
 

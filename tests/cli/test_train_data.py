@@ -111,7 +111,7 @@ def test_a_damaged_picture_ends_the_training_with_its_path(train, tmp_path, work
     result = train(f"{{name: ImageFolder, root: pics, batch_size: 2, workers: {workers}, val_fraction: 0.0}}")
 
     assert result.code == 2
-    assert "error: data: pics/dog/3.png is missing, damaged or no picture" in result.err
+    assert "error: data: pics/dog/3.png is missing, damaged or not a picture" in result.err
 
 
 def test_notes_about_the_data_are_warnings_once(train, tmp_path):
@@ -122,7 +122,7 @@ def test_notes_about_the_data_are_warnings_once(train, tmp_path):
     err = train("{name: ImageFolder, root: pics, batch_size: 4}").err
 
     assert err.count("warning: data: no validation sample belongs to 1 of 3 classes: ant") == 1
-    assert err.count("warning: data.root: left out of pics/val, since hidden or without a picture: .ipynb_check") == 1
+    assert err.count("warning: data.root: these folders of pics/val are hidden or without a picture: .ipynb_check") == 1
 
 
 def test_validation_on_folders_with_a_class_less_counts_what_is_right(train, tmp_path):

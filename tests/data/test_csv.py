@@ -105,8 +105,8 @@ def test_the_split_is_the_same_each_time(write):
         (HOUSES, {"features": ["price"]}, r"data\.features: .*expected columns other than the target 'price'"),
         (HOUSES, {"delimiter": ";;"}, r"data\.delimiter: got ';;', expected one character"),
         ("a,b,y\n1,2,3.5\n1,x,2.5\n", {}, r"row 3, column 'b' is 'x', expected a finite number; leave it out of data"),
-        ("a,b,y\n1,,3.5\n", {}, r"row 2, column 'b' is missing, .*nothing is filled in"),
-        ("a,b,y\n1,nan,3.5\n", {}, r"row 2, column 'b' is 'nan', .*nothing is filled in"),
+        ("a,b,y\n1,,3.5\n", {}, r"row 2, column 'b' is missing, .*gradwatch fills in nothing"),
+        ("a,b,y\n1,nan,3.5\n", {}, r"row 2, column 'b' is 'nan', .*gradwatch fills in nothing"),
         ("a,b,y\n1,2,\n", {}, r"row 2, column 'y' is missing"),
         ("a,b,y\n1,2,x\n", {"kind": "values"}, r"row 2, column 'y' is 'x'"),
         ("a,b,y\n1,2\n", {}, r"row 2 has 2 cells, expected 3; is data\.delimiter right"),
@@ -129,5 +129,5 @@ def test_a_missing_file_is_named_in_full(tmp_path):
 def test_a_file_that_is_no_text_is_refused(tmp_path):
     (tmp_path / "table.csv").write_bytes(b"a,y\n\xff\xfe,1\n")
 
-    with pytest.raises(GradwatchError, match=r"table\.csv, line 2 is no UTF-8 text"):
+    with pytest.raises(GradwatchError, match=r"table\.csv, line 2 is not UTF-8 text"):
         csv.build(file=str(tmp_path / "table.csv"))

@@ -38,7 +38,7 @@ def test_folders_that_are_no_class_are_left_out_with_a_note(tmp_path, folder):
 
     assert splits.classes == ("cat", "dog")
     assert (len(splits.train), splits.spec.outputs) == (8, 2)
-    assert splits.notes == (f"data.root: left out of {tmp_path}/train, since hidden or without a picture: {folder}",)
+    assert splits.notes == (f"data.root: these folders of {tmp_path}/train are hidden or without a picture: {folder}",)
 
 
 def test_a_folder_without_any_picture_says_so(tmp_path):
@@ -82,7 +82,7 @@ def test_a_damaged_picture_is_named(tmp_path, harm, workers):
     harm(tmp_path / "dog" / "2.png")
     batches = Batches(splits.train, batch_size=3, shuffle=True, workers=workers)
 
-    with pytest.raises(GradwatchError, match=rf"data: {tmp_path}/dog/2\.png is missing, damaged or no picture"):
+    with pytest.raises(GradwatchError, match=rf"data: {tmp_path}/dog/2\.png is missing, damaged or not a picture"):
         list(batches.epoch(0))
     batches.close()
 
@@ -91,7 +91,7 @@ def test_the_first_picture_is_named_while_the_training_is_built(tmp_path):
     write_folder(tmp_path)
     _cut(tmp_path / "cat" / "0.png")
 
-    with pytest.raises(GradwatchError, match=r"cat/0\.png is missing, damaged or no picture"):
+    with pytest.raises(GradwatchError, match=r"cat/0\.png is missing, damaged or not a picture"):
         _torchvision.build(name="ImageFolder", root=str(tmp_path), val_fraction=0.0)
 
 
@@ -100,7 +100,7 @@ def test_pictures_of_different_sizes_are_named(tmp_path):
     write_folder(tmp_path, classes=("dog",), size=(5, 5))
     splits = _torchvision.build(name="ImageFolder", root=str(tmp_path), val_fraction=0.0)
 
-    with pytest.raises(GradwatchError, match=r"inputs of .*cat/0\.png have shape \(3, 6, 9\), those of .*dog/0\.png"):
+    with pytest.raises(GradwatchError, match=r"inputs of .*cat/0\.png have shape \(3, 6, 9\), .* of .*dog/0\.png"):
         list(Batches(splits.train, batch_size=8).epoch(0))
 
 

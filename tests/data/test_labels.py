@@ -85,7 +85,7 @@ def test_a_guess_says_where_it_comes_from(table, cells, kind, guess):
 
 def test_flags_written_as_fractions_are_values_with_a_note(table, save):
     (note,) = csv.build(file=table(["0.0", "1.0"] * 10)).notes
-    assert note.startswith("data.kind: column 'target' is read as values, for a regression, since its 2 different num")
+    assert note.startswith("data.kind: column 'target' is read as values, for a regression: its 2 different numbers")
 
     x = np.random.default_rng(0).normal(size=(12, 3))
     assert npz.build(file=save(x=x, y=np.float32([0, 1, 2] * 4))).notes
@@ -155,7 +155,7 @@ def test_two_datasets_of_a_user_must_number_classes_alike(tmp_path):
     ]
 
     with pytest.raises(
-        GradwatchError, match=r"data\.target: class_to_idx: the validation part numbers the classes in an"
+        GradwatchError, match=r"data\.target: class_to_idx: the validation part numbers the classes dif"
     ):
         from_target(both)
 

@@ -65,7 +65,7 @@ def test_a_part_for_validation_is_taken_as_it_is(save):
         (
             {"x": [[1, 2], [3, np.nan]], "y": [0, 1]},
             {},
-            r"data\.inputs: 'x' at \(1, 1\) is nan, .*nothing is filled in",
+            r"data\.inputs: 'x' at \(1, 1\) is nan, .*gradwatch fills in nothing",
         ),
         ({"x": np.eye(2), "y": [0.5, np.inf]}, {}, r"data\.targets: 'y' at \(1,\) is inf"),
         ({"x": [1.0, 2.0], "y": [0, 1]}, {}, r"data\.inputs: got dtype float64 and shape \(2,\)"),
@@ -74,7 +74,7 @@ def test_a_part_for_validation_is_taken_as_it_is(save):
         (
             {"x": np.eye(2), "y": np.eye(2, dtype=int)},
             {},
-            r"expected one label per sample; of one-hot rows take the argmax",
+            r"expected one label per sample; take the argmax of one-hot rows",
         ),
         ({"x": np.eye(2), "y": [0, 1]}, {"val_inputs": "x"}, r"data\.val_inputs, data\.val_targets: got one of them"),
         ({"x": np.eye(2), "y": np.array([{}, {}])}, {}, "without pickles"),
@@ -89,9 +89,9 @@ def test_files_that_are_no_npz_are_refused(tmp_path):
     (tmp_path / "text.npz").write_text("no zip file")
     np.save(tmp_path / "single.npy", np.eye(2))
 
-    with pytest.raises(GradwatchError, match=r"text\.npz is no NumPy \.npz"):
+    with pytest.raises(GradwatchError, match=r"text\.npz is not a NumPy \.npz"):
         npz.build(file=str(tmp_path / "text.npz"))
-    with pytest.raises(GradwatchError, match=r"single\.npy is no NumPy \.npz; write one"):
+    with pytest.raises(GradwatchError, match=r"single\.npy is not a NumPy \.npz; write one"):
         npz.build(file=str(tmp_path / "single.npy"))
     with pytest.raises(GradwatchError, match=rf"no file {tmp_path / 'none.npz'}"):
         npz.build(file=str(tmp_path / "none.npz"))

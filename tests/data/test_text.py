@@ -71,7 +71,7 @@ def test_the_default_text_comes_with_python():
 def test_a_python_without_its_manual_asks_for_a_file(monkeypatch):
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)  # as if it were not installed
 
-    with pytest.raises(GradwatchError, match=r"data\.file: this Python comes without pydoc_data\.topics"):
+    with pytest.raises(GradwatchError, match=r"data\.file: this Python lacks pydoc_data\.topics"):
         text.build()
 
 
@@ -87,7 +87,7 @@ def test_characters_beyond_ascii_are_characters(tmp_path):
     [
         (b"", "is empty, expected text"),
         (b"too short", r"8 characters do not fit into each part .*8 for training and 1 for validation.*at least 9"),
-        (b"caf\xe9" * 100, r"is no UTF-8 text \(byte 3\)"),
+        (b"caf\xe9" * 100, r"is not UTF-8 text \(byte 3\)"),
     ],
 )
 def test_texts_that_cannot_be_used_are_refused(tmp_path, content, message):

@@ -86,9 +86,9 @@ def test_a_window_inside_of_a_long_text_keeps_a_small_state(tmp_path):
     [
         ({"files": "gone"}, r"data.files: no file .*gone, expected a text file, a folder"),
         ({"files": []}, "data.files: got an empty list"),
-        ({"files": "bad.jsonl"}, "bad.jsonl, the line at byte 14: is no JSON"),
+        ({"files": "bad.jsonl"}, "bad.jsonl, the line at byte 14: is not JSON"),
         ({"files": "keys.jsonl"}, "keys.jsonl, the line at byte 0: has no text with the key 'text', its keys are body"),
-        ({"files": "latin.txt"}, "latin.txt, the line at byte 0: is no UTF-8 text"),
+        ({"files": "latin.txt"}, "latin.txt, the line at byte 0: is not UTF-8 text"),
         ({"files": "bad.jsonl", "val_files": "gone"}, "data.val_files: no file"),
         ({"files": "bad.jsonl", "context": 0}, "data.context: got 0"),
         ({"files": "empty.txt"}, "training part: is empty, expected a stream that yields at least one sample"),

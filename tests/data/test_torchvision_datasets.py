@@ -152,7 +152,7 @@ def test_missing_files_say_where_they_were_looked_for(tmp_path, name, way_out):
 def test_a_download_that_fails_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.MNIST, "mirrors", [f"file://{tmp_path}/nowhere/"])
 
-    with pytest.raises(GradwatchError, match=r"MNIST was not found .*is there a connection to the internet\?"):
+    with pytest.raises(GradwatchError, match=r"MNIST was not found .*check the internet connection"):
         _torchvision.build(name="MNIST", root=str(tmp_path), download=True)
 
 

@@ -249,7 +249,8 @@ def test_samples_of_unequal_shape_are_named_with_the_way_out(workers):
     batches = Batches(Ragged(), batch_size=3, workers=workers)
 
     with pytest.raises(
-        GradwatchError, match=r"^data: .*sample 3 have shape \(3, 4\), those of sample 5 \(3, 5\).*Resize"
+        GradwatchError,
+        match=r"^data: .*sample 3 have shape \(3, 4\), and the inputs of sample 5 have shape \(3, 5\).*Resize",
     ):
         list(batches.epoch(0))
     batches.close()

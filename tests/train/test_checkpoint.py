@@ -248,7 +248,7 @@ def test_a_full_disk_says_that_the_last_checkpoint_is_intact_and_what_to_do(tmp_
     assert os.strerror(code).lower() in text
     assert "a checkpoint takes 8,000 bytes" in text
     assert f"The last good checkpoint is intact: {tmp_path / 'step-000001'}" in text
-    assert "Make room on that disk" in text
+    assert "Free space on that disk" in text
     assert steps(tmp_path) == ["step-000001"]
     assert_state(load(tmp_path)[1], 1)
 

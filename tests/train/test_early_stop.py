@@ -51,7 +51,7 @@ def test_a_resume_makes_no_further_step_and_says_how_to_go_on(stopped, capsys):
         assert main(["train", "--resume", str(stopped.directory)]) == 0
 
         assert capsys.readouterr().err == (
-            f"warning: the run {SENTENCE}; to go on, resume it with --set train.early_stop=null\n"
+            f"warning: the run {SENTENCE}; to continue, resume it with --set train.early_stop=null\n"
         )
     assert load_run(stopped.directory).step == 5
     assert writer.read(stopped.directory).ending.sentence(6) == SENTENCE

@@ -37,7 +37,7 @@ class Part:
     world_size: int = 1
 
     def of(self, indices_B: Indices) -> Indices:
-        """Return the indices of this rank; those of a stand-in if there are fewer samples than ranks.
+        """Return the indices of this rank, or the index of a stand-in if there are fewer samples than ranks.
 
         The sizes of the parts differ by at most 1, and earlier ranks have the larger parts.
         """

@@ -20,7 +20,7 @@ from gradwatch.probe.device.sync import to_host
 from gradwatch.train.parallel.environment import Launched, check_parallel
 
 LOST = "Connection closed by peer"
-"""Texts of gloo's errors if the process at the other end of a connection is gone."""
+"""Text of gloo's error if the process at the other end of a connection is gone."""
 
 _opened = itertools.count()
 
@@ -81,7 +81,7 @@ class Ranks:
     def failure(self, error: BaseException) -> BaseException:
         """Return the error of this rank if it is the first to fail, else a `RankError`, and note it for the others."""
         if LOST in str(error):
-            text = "the connection to another rank is lost, which has ended without an error, such as by SIGKILL"
+            text = "lost the connection to another rank, which ended without an error, such as by SIGKILL"
             error = GradwatchError(f"rank {self.rank}: {text}")
         key = f"gradwatch/{self._number}/failures"
         first = {"rank": self.rank, "is_mistake": isinstance(error, GradwatchError), "text": str(error)}
@@ -91,8 +91,8 @@ class Ranks:
                 store.set(key, json.dumps(first))
                 return error
             first = json.loads(store.get(key))
-        except RuntimeError:  # the process that keeps the store is gone, so it has failed before
-            first = {"rank": 0, "is_mistake": False, "text": "it has ended"}
+        except RuntimeError:  # the process that keeps the store is gone, so it failed first
+            first = {"rank": 0, "is_mistake": False, "text": "its process is gone"}
         return RankError(
             f"rank {self.rank} ends because rank {first['rank']} has failed: {first['text']}",
             is_mistake=bool(first["is_mistake"]),

@@ -26,7 +26,7 @@ from gradwatch.records import RunInfo
 from gradwatch.train.parallel.ranks import Ranks
 
 WAIT_S = 0.01
-"""Seconds between two looks for the rows of other ranks."""
+"""Seconds between two checks for the rows of other ranks."""
 
 
 def part_of(directory: Path, ranks: Ranks | None) -> Path:
@@ -41,8 +41,8 @@ def open_history(
 
     Args:
         info: Description of the run as it is now.
-        saved: State that the training continues from, or None at the start. Of a rank that was not part of the
-            training before, it has no history.
+        saved: State that the training continues from, or None at the start. It has no history for a rank that was not
+            part of the training before.
         folder: Folder that this rank records in.
         step: The next step.
         groups: Number of param groups.
@@ -79,7 +79,7 @@ def complete_rows(pipeline: Pipeline, ranks: Ranks | None) -> None:
 
 
 def _set_aside(folder: Path) -> None:
-    """Rename what an earlier rank of this number has recorded, if there is any."""
+    """Rename the recordings of an earlier rank of this number, if there are any."""
     if folder.exists():
         names = (folder.with_name(f"{folder.name}.earlier-{number}") for number in itertools.count(1))
         folder.rename(next(name for name in names if not name.exists()))
@@ -88,7 +88,7 @@ def _set_aside(folder: Path) -> None:
 def comparison(
     directory: Path, history: History, ranks: Ranks | None
 ) -> tuple[RankComparison | None, ShardJoin | None]:
-    """Return what rank 0 does with the files of the other ranks: compare the ranks, and join sharded statistics."""
+    """Return the objects with which rank 0 compares the ranks and joins sharded statistics, or None on other ranks."""
     if ranks is None or not ranks.is_first:
         return None, None
     alignment = Alignment(directory, history)
@@ -99,7 +99,7 @@ def comparison(
 def reader(
     model: nn.Module, optimizer: torch.optim.Optimizer, pipeline: Pipeline, ranks: Ranks | None
 ) -> RankReader | None:
-    """Return the reader of the facts that the ranks are compared by, or None with one process."""
+    """Return the reader of the facts by which the ranks are compared, or None with one process."""
     if ranks is None:
         return None
     return RankReader({"": model}, [optimizer], pipeline.add_event, pipeline.attempts, pipeline.next_step)

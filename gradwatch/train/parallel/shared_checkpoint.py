@@ -19,8 +19,8 @@ from gradwatch.state.checkpoint_folder import DamagedError
 from gradwatch.train import checkpoint
 from gradwatch.train.parallel.ranks import Ranks
 
-OF_RANK = ("random", "monitor", "history", "data")
-"""Parts of the state that each rank has its own of."""
+RANK_KEYS = ("random", "monitor", "history", "data")
+"""Keys of the state that differ between the ranks."""
 
 
 def save(root: Path, state: Mapping[str, Any], *, step: int, keep: int, best: bool, ranks: Ranks) -> None:
@@ -31,7 +31,7 @@ def save(root: Path, state: Mapping[str, Any], *, step: int, keep: int, best: bo
     """
     rest, tensors = sharded.taken_out(dict(state))
     if not ranks.is_first:
-        rest = {key: value for key, value in rest.items() if key in OF_RANK}
+        rest = {key: value for key, value in rest.items() if key in RANK_KEYS}
     work = checkpoint.unfinished(root, step)
     part, shards = checkpoint_folder.part_of(work, ranks.rank), work / sharded.FOLDER
 
@@ -86,7 +86,7 @@ def _for_rank(folder: Path, ranks: Ranks) -> dict[str, Any]:
     state, saved = checkpoint_folder.read_part(folder), checkpoint_folder.manifest(folder).ranks
     data = state.get("data")
     if ranks.rank:
-        state = {key: value for key, value in state.items() if key not in OF_RANK}
+        state = {key: value for key, value in state.items() if key not in RANK_KEYS}
     if 0 < ranks.rank < saved:
         state |= checkpoint_folder.read_part(checkpoint_folder.part_of(folder, ranks.rank))
     if data is not None and saved != ranks.world_size:

@@ -42,7 +42,7 @@ def parallelize(model: nn.Module, train: TrainSection, *, ranks: Ranks, device: 
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the model inside of the wrapper that `parallelize` has returned."""
+    """Return the model inside the wrapper that `parallelize` returned."""
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
@@ -61,7 +61,7 @@ def synchronizing(model: nn.Module, *, is_last: bool) -> contextlib.AbstractCont
 
 
 def _shard(model: nn.Module, train: TrainSection, *, ranks: Ranks, device: torch.device) -> None:
-    # imported here: only these two need them, and they take their time
+    # imported here: only sharding needs them, and they are slow to import
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 

@@ -18,7 +18,7 @@ from gradwatch.train.session import Session
 LEARNING_RATES = ("lr", "initial_lr", "max_lr", "min_lr", "base_lr")
 """Keys of an optimizer's groups that torch's schedules read their learning rates from."""
 MAX_WARNINGS = 5
-"""Skipped batches with a warning each; if there are many, the cause is not in the batches."""
+"""Maximum number of skipped batches that get a warning each; if there are many, the batches are not the cause."""
 SURVIVING = {kind.name for kind in (REWIND, INCIDENT, BATCH_LEFT_OUT, LEFT_OUT, NOT_RECORDED)}
 """Events that stay in the history after a rewind to a step before them."""
 
@@ -118,8 +118,8 @@ def _saved(session: Session, step: int) -> dict[str, Any]:
         if number <= step:  # checkpoint N is the state before step N
             return session.saved_state(number)
     raise CheckpointError(
-        f"train.on_critical: step {step} calls for a rewind, and there is no state from before it to go back to: "
-        "no checkpoint, and no copy in memory; raise watch.record.memory_mb, or set train.checkpoint.every"
+        f"train.on_critical: step {step} needs a rewind, but there is no earlier state to go back to: no checkpoint, "
+        "and no copy in memory; raise watch.record.memory_mb, or set train.checkpoint.every"
     )
 
 
@@ -133,5 +133,5 @@ def _emit(session: Session, event: Event, *, times: int = 0) -> None:
     """Add an event, and warn about it unless there were more than `MAX_WARNINGS` of its kind."""
     session.pipeline.add_event(event)
     if times <= MAX_WARNINGS:
-        more = "; further ones are noted without a warning" if times == MAX_WARNINGS else ""
+        more = "; further skipped batches are recorded without a warning" if times == MAX_WARNINGS else ""
         warnings.warn(f"gradwatch: {event.text}{more}", RuntimeWarning, stacklevel=2)

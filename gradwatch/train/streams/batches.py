@@ -204,13 +204,13 @@ class StreamBatches:
         if read := max((p.samples for p in self._positions if p.state is None), default=0):
             warnings.warn(
                 f"data: {type(self._dataset).__name__} has no state_dict and load_state_dict, so the first {read:,} "
-                "samples of this pass are read again and left out, which takes as long as at the first time",
+                "samples of this pass are read again and skipped, which takes as long as the first time",
                 RuntimeWarning,
                 stacklevel=3,
             )
 
     def _split_again(self, saved: Mapping[int, ShardPosition]) -> None:
-        """Distribute the rest of a pass over another number of shards."""
+        """Distribute the rest of a pass over a different number of shards."""
         # a dataset that splits itself counts the samples of its own shard, others count all samples of the dataset
         splits_itself = hasattr(self._dataset, "shard") or is_sharded(self._dataset)
         done = [position.samples for position in saved.values()]
@@ -218,8 +218,8 @@ class StreamBatches:
         self._positions = [ShardPosition(samples=read) for _ in self._indices]
         warnings.warn(
             f"data: the run began with its stream in {len(saved)} shards, which {self._ranks} ranks cannot share; it "
-            f"goes on with {self._count}: a few samples of this pass may be left out or read twice, and {read:,} are "
-            "read again by each shard to find the place",
+            f"continues with {self._count}: a few samples of this pass may be skipped or read twice, and each shard "
+            f"reads {read:,} samples again to find its position",
             RuntimeWarning,
             stacklevel=3,
         )

@@ -18,7 +18,7 @@ from gradwatch.errors import GradwatchError
 from gradwatch.train.batches import stacked
 
 SPLITTERS = ("get_worker_info", "get_rank")
-"""Functions with which a dataset finds out its own share of the samples."""
+"""Functions by which a dataset finds its own share of the samples."""
 
 
 @final
@@ -123,8 +123,8 @@ def check_sharding(dataset: Any, *, count: int) -> None:
     if found := [name for name in SPLITTERS if code and name in code.co_names]:
         raise GradwatchError(
             f"data.target: {type(plain).__name__}.__iter__ calls {found[0]}, so it may split its samples itself; set "
-            "is_sharded = True on the class if it gives each rank and each worker other samples, or is_sharded = False "
-            "if it gives all samples to each, and gradwatch splits them"
+            "is_sharded = True on the class if each rank and each worker gets other samples, or is_sharded = False if "
+            "each gets all samples, so that gradwatch splits them"
         )
 
 
@@ -170,7 +170,7 @@ class _SampleReader:
 
     def position(self) -> ShardPosition:
         """Return the position after the last sample."""
-        # copied, since the dataset may go on to change its state before the copy is sent to the main process
+        # copied, since the dataset may change its state before the copy is sent to the main process
         state = copy.deepcopy(self._stateful.state_dict()) if self._stateful is not None else None
         return ShardPosition(samples=self.samples, state=state)
 
@@ -197,7 +197,7 @@ class _SampleReader:
             yield
             return
         with preserved():
-            # the first sample without salt: a dataset that shuffles its files then does it alike in all shards
+            # the first sample without salt: a dataset that shuffles its files then shuffles them alike in all shards
             seed_global(seed_of(self._seed, self._epoch, self._salt if number else 0, number))
             yield
 

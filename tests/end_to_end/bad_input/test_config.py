@@ -32,7 +32,7 @@ MISTAKES = {
         "  = help: did you mean 'mlp'?\n",
     ),
     "missing data file": (["data={name: csv, file: gone.csv}"], "data.file: no file {folder}/gone.csv, expected a CSV"),
-    "damaged data file": (["data={name: npz, file: noise.npz}"], "data.file: noise.npz is no NumPy .npz; write one"),
+    "damaged data file": (["data={name: npz, file: noise.npz}"], "data.file: noise.npz is not a NumPy .npz; write one"),
     "no data there": (
         ["data={name: MNIST, root: gone}"],
         "data.root: MNIST was not found in {folder}/gone (Dataset not found. You can use download=True to download it)"
@@ -112,7 +112,8 @@ MISTAKES = {
     ),
     "loss that is cut off": (
         ["loss={target: 'mine:detached'}"],
-        "loss: no parameter has a part in it, so there is no gradient to take; look for detach(), item(), no_grad() or "
+        "loss: it does not depend on any parameter, so there is no gradient to take; look for detach(), "
+        "item(), no_grad() or "
         "a new tensor between the model's parameters and the loss",
     ),
     "loss of other arguments": (
@@ -122,7 +123,7 @@ MISTAKES = {
     "fewer outputs than classes": (
         ["model={target: 'mine:Linear', outputs: 3}"],
         "loss: the labels of a batch run from 0 to 9, but the model has 3 outputs, expected labels from 0 to 2; give "
-        "the model as many outputs as there are classes, or mend the labels",
+        "the model as many outputs as there are classes, or fix the labels",
     ),
     "class weights of another number": (
         ["loss={name: CrossEntropyLoss, weight: [1, 2]}"],
@@ -157,7 +158,7 @@ MISTAKES = {
     ),
     "batch of one with BatchNorm": (
         ["model.normalization=batch", "data.batch_size=1"],
-        "model: its BatchNorm cannot normalise one sample, and a batch came with inputs of shape (1, 1, 8, 8) and type "
+        "model: its BatchNorm cannot normalize one sample, and a batch came with inputs of shape (1, 1, 8, 8) and type "
         "torch.float32; set data.drop_last: true, or another data.batch_size",
     ),
     "schedule that ends before the run": (
@@ -181,7 +182,7 @@ MISTAKES = {
     "compiler that is not there": (["train.compile={backend: gone}"], "train.compile: Invalid backend: 'gone'."),
     "folder that cannot be made": (
         ["run.out=base.yaml/runs"],
-        "run.out: cannot make base.yaml/runs/",
+        "run.out: cannot create base.yaml/runs/",
     ),
 }
 

@@ -21,7 +21,7 @@ DISK_FULL = {
     "checkpoint": (
         "state.json",
         r"error: {run}/checkpoints/step-000010.tmp: file too large: a checkpoint takes [\d,]+ bytes\. "
-        r"The last good checkpoint is intact: {run}/checkpoints/step-000005\. Make room on that disk",
+        r"The last good checkpoint is intact: {run}/checkpoints/step-000005\. Free space on that disk",
     ),
 }
 

@@ -82,7 +82,7 @@ def test_a_run_without_a_checkpoint_says_how_to_train_anew(train, run):
 
     assert (code, err) == (
         2,
-        f"error: {run}: the run ended before its first checkpoint, so there is nothing to go on from; train it again: "
+        f"error: {run}: the run ended before its first checkpoint, so there is nothing to resume; train it again: "
         f"gradwatch train {run}/config.yaml\n",
     )
 
@@ -91,7 +91,9 @@ def test_a_finished_run_that_is_resumed_says_how_to_go_on(train, run):
     code, out, err = train("--resume", run)
 
     assert code == 0
-    assert err == ("warning: the run has made all of its 30 steps; to go on, give it more with --set train.steps=...\n")
+    assert err == (
+        "warning: the run has made all of its 30 steps; to continue, give it more with --set train.steps=...\n"
+    )
     assert "no problems found" in out
 
 
@@ -102,7 +104,8 @@ def test_a_run_cannot_end_before_where_it_has_come_to(train, run):
 
     assert (code, out) == (2, "")
     assert err == (
-        "error: train.steps: got 20 steps, but the run has made 30; to go on, give it more with --set train.steps=...\n"
+        "error: train.steps: got 20 steps, but the run has made 30; "
+        "to continue, give it more with --set train.steps=...\n"
     )
     assert (run / "config.yaml").read_text() == before
 
@@ -135,7 +138,7 @@ def test_a_config_that_no_longer_fits_the_run_is_a_mistake(train, run, override,
 
     assert (code, out) == (2, "")
     assert err.startswith(f"error: --resume: {message}")
-    assert err.endswith("Leave that as it is, or train again from the start\n")
+    assert err.endswith("Leave these settings as they are, or train again from the start\n")
     assert (run / "config.yaml").read_text() == before
 
 

@@ -64,7 +64,7 @@ def test_batch_norm_with_accumulation_warns_in_one_line(train):
         code, _, err = train("base.yaml", *overrides)
 
     assert code == 0
-    assert err.startswith("warning: train.accumulate: 1 BatchNorm layers (blocks.0.norm, ...) normalise each")
+    assert err.startswith("warning: train.accumulate: 1 BatchNorm layers (blocks.0.norm, ...) normalize each")
     assert err.count("\n") == 1
 
 

@@ -194,7 +194,7 @@ def test_a_part_that_is_read_otherwise_is_reported_as_changed_data(trained, monk
     ("call", "case", "text"),
     [
         (lambda run: rerun(run, step=3), "stream", "2 ranks made step 3 of a stream"),
-        (lambda run: stack_of(restore_step(run, 3)), "spoilt", "this needs a step of one process; `gradwatch replay`"),
+        (lambda run: stack_of(restore_step(run, 3)), "spoilt", "needs a step of one process; only `gradwatch replay`"),
     ],
 )
 def test_what_needs_one_process_says_so(trained, call, case, text):

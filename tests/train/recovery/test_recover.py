@@ -247,7 +247,7 @@ def test_of_many_batches_that_are_left_out_only_the_first_are_warned_of(tmp_path
 
     told = [str(w.message) for w in said if "its batch is skipped" in str(w.message)]
     assert len(told) == recover.MAX_WARNINGS
-    assert told[-1].endswith("further ones are noted without a warning")
+    assert told[-1].endswith("further skipped batches are recorded without a warning")
     assert kinds(outcome).count("batch-left-out") == 12
 
 
@@ -272,7 +272,7 @@ def test_data_that_are_bad_throughout_end_with_a_mistake_that_says_so(tmp_path):
     arrays["y"][0] = -3e38
     np.savez(tmp_path / "data.npz", **arrays)
 
-    with pytest.raises(GradwatchError, match=r"train\.on_critical: every batch of the data has been left out"):
+    with pytest.raises(GradwatchError, match=r"train\.on_critical: every batch of the data has been skipped"):
         train(config, log_format="plain")
 
 

@@ -209,5 +209,7 @@ def test_errors_of_a_stream_name_the_sample():
         def __iter__(self):
             return ((torch.zeros(i), i) for i in range(3))
 
-    with pytest.raises(GradwatchError, match=r"sample 0 have shape \(0,\), those of sample 1 \(1,\)"):
+    with pytest.raises(
+        GradwatchError, match=r"sample 0 have shape \(0,\), and the inputs of sample 1 have shape \(1,\)"
+    ):
         list(batches_of(Ragged()).epoch(0))
