@@ -152,7 +152,7 @@ class AttentionCollapse:
         yield Example("a healthy run", _with(logit=8.0, entropy=0.7))
         yield Example("logits of a trained model", _with(logit=60.0, entropy=0.15))
         yield Example("large logits with a common offset", _with(logit=300.0, entropy=0.9))
-        yield Example("heads that look at single keys, by usual logits", _with(logit=30.0, entropy=0.02))
+        yield Example("heads that look at single keys, with ordinary logits", _with(logit=30.0, entropy=0.02))
         one = Synthetic(steps=100, activations=3).attention(1, logit=300.0, entropy=0.02, onset=60)
         one.max_logit_TA[70:] = 20.0
         yield Example("a single batch", one.history(until=80))

@@ -1,4 +1,4 @@
-"""Find units with a ReLU that fires for no sample, batch after batch (GW201)."""
+"""Find ReLU units that fire for no sample, batch after batch (GW201)."""
 
 # A = activation modules, T = sampled steps
 
@@ -49,10 +49,10 @@ class DeadRelu:
 
     How it is detected: units are channels in a convolution, features elsewhere. The fraction is the smallest of
     successive sampled batches, because a unit that is silent in one batch only is selective, not dead. Dead units do
-    not wake, so a fraction that falls waits: one that would leave its threshold within `recovered` samples at the pace
-    of the newest two, as behind spiking neurons, of which few fire at first. The evidence also counts the units that
-    have not fired at any sampled step since a given step. The finding is critical if all units are dead, and info if
-    the fraction only jumped.
+    not wake, so a finding waits while the fraction falls: if it would leave its threshold within `recovered` samples at
+    the pace of the newest two, as behind spiking neurons, few of which fire at first. The evidence also counts the
+    units that have not fired at any sampled step since a given step. The finding is critical if all units are dead, and
+    info if the fraction only jumped.
 
     Source: Lu et al. 2020, "Dying ReLU and initialization", https://arxiv.org/abs/1903.06733; Maas et al. 2013
     (LeakyReLU), sec. 2.
@@ -147,8 +147,8 @@ class DeadRelu:
     def examples(cls) -> Iterator[Example]:
         """Yield histories that fire, that stay quiet, and near misses."""
         yield Example("all units die at step 60", _with_dead(1, fraction=1), ("acts.1",))
-        yield Example("nine of ten never fired", _with_dead(2, fraction=0.9, onset=0), ("acts.2",))
-        yield Example("two thirds die after a large step", _with_dead(0, fraction=0.66), ("acts.0",))
+        yield Example("nine of ten units never fired", _with_dead(2, fraction=0.9, onset=0), ("acts.2",))
+        yield Example("two thirds of the units die after a large step", _with_dead(0, fraction=0.66), ("acts.0",))
         yield Example("a healthy run", Synthetic(steps=100, activations=3).history())
         yield Example("half of the units of a wide layer are silent", _with_dead(1, fraction=0.5))
         batch = Synthetic(steps=100, activations=3)

@@ -114,22 +114,30 @@ class PoorInitialization:
         yield Example(
             "two layers are initialized from N(0, 1)", _drawn(8.0, (3, 4)), ("layers.3.weight", "layers.4.weight")
         )
-        yield Example("the whole model is, evenly", _drawn(8.0, None), ("layers.0.weight",))
+        yield Example("all layers are initialized from N(0, 1)", _drawn(8.0, None), ("layers.0.weight",))
         yield Example("weights so small that the signal is lost", *_faint(gain=0.01, lost=4))
         yield Example("small weights, and a gradient that comes through", _faint(gain=0.05, lost=1)[0])
         yield Example("a first loss far above log C", _guessed(loss=40.0), (None,))
         yield Example("a first loss that float32 has no probability for", _guessed(loss=2e3), (None,))
         exponent = with_statistic(_guessed(loss=2e3), "grad.l2", 1e5, layers=(3,))
-        yield Example("a first loss that is the exponential of what one layer gives", exponent, ("layers.3.weight",))
+        yield Example("a first loss that is the exponential of one layer's output", exponent, ("layers.3.weight",))
         yield Example("a trained network meets new labels", _guessed(loss=12.0))
         yield Example("weights initialized from 0 to 1 in a custom layer", *_one_sided(mean=0.5))
-        yield Example("both weights of one module are", _one_sided(mean=0.5, is_one=True)[0], ("layers.3",))
+        yield Example(
+            "both weights of one custom layer, initialized from 0 to 1",
+            _one_sided(mean=0.5, is_one=True)[0],
+            ("layers.3",),
+        )
         yield Example("factors of a matrix, initialized from 0 to 1", _one_sided(mean=0.5, inputs=4)[0])
-        yield Example("all is zero", _zeros(*range(12)), (None,))
-        yield Example("all but the biases is zero", _zeros(*range(12), reached=11), (None,))
+        yield Example("all parameters are zero", _zeros(*range(12)), (None,))
+        yield Example("all parameters but the biases are zero", _zeros(*range(12), reached=11), (None,))
         yield Example("branches of zeros", _zeros(3, 5, 11))
         yield Example("the last layer of a policy has a gain of 100", _drawn(100.0, (11,)), ("layers.11.weight",))
-        yield Example("the first has, as random features do (info)", _drawn(100.0, (0,)), ("layers.0.weight",))
+        yield Example(
+            "the first layer of a policy has a gain of 100, as random features do: for information",
+            _drawn(100.0, (0,)),
+            ("layers.0.weight",),
+        )
         yield Example("a healthy run", Synthetic(steps=20).history())
         yield Example("He initialization, and a little more", _drawn(2.0, None))
         yield Example("embeddings from N(0, 1) that are multiplied", *_multiplied(1.0, 1.0))
@@ -143,7 +151,7 @@ class PoorInitialization:
         yield Example("embeddings from N(0, 1) that are looked up only", _multiplied(1.0, 1.0, is_noted=False)[0])
         grown = Synthetic(steps=60)
         grown.weight_l2_TL *= np.exp(0.05 * grown.t_T)[:, None]
-        yield Example("weights that grow later are no initialization", grown.history())
+        yield Example("weights that grow later", grown.history())
 
 
 def _faint(*, gain: float, lost: float) -> tuple[History, tuple[str, ...]]:

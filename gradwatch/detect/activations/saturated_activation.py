@@ -183,8 +183,10 @@ class SaturatedActivation:
         yield Example("a hard tanh clips a third of normalized inputs", _with(1, "Hardtanh", fraction=0.34, onset=0))
         yield Example("nearly all gates are shut from the start", _with(1, "Gate", fraction=0.95, onset=0), ("acts.1",))
         yield Example("half of the gates are shut at first", _with(1, "Gate", fraction=0.5, onset=0))
-        yield Example("samples of categories are nearly one-hot", _with(1, "SoftmaxSample", fraction=0.5, onset=0))
-        yield Example("a clamp cuts off a third", _with(1, "Clamp", fraction=0.35, onset=0))
+        yield Example(
+            "samples of a categorical distribution are nearly one-hot", _with(1, "SoftmaxSample", fraction=0.5, onset=0)
+        )
+        yield Example("a clamp cuts off a third of its inputs", _with(1, "Clamp", fraction=0.35, onset=0))
         yield Example("a temperature falls too fast", _with(1, "Softmax", fraction=0.97, onset=60), ("acts.1",))
         confident = _make(2, "Sigmoid", fraction=0.97, onset=60)
         confident.loss_T[60:] *= 0.02

@@ -251,16 +251,16 @@ class LossPlateau:
     def examples(cls) -> Iterator[Example]:
         """Yield histories that fire, that stay quiet, and near misses."""
         yield Example("the loss climbs from the start", make_climbing(until=200), (None,))
-        yield Example("it climbs at first, and then falls", make_climbing(until=50))
+        yield Example("the loss climbs at first, and then falls", make_climbing(until=50))
         yield Example("the loss stays where it was", make_flat().history(), (None,))
         yield from make_proofs()
         yield from make_shrinking()
         drift = Synthetic(steps=240)
         drift.loss_T[:] = 2.3 * (1 - 2e-5 * drift.t_T) * np.exp(0.003 * drift.rng.standard_normal(drift.steps))
-        yield Example("random labels: a steady fall of next to nothing", drift.history(), (None,))
+        yield Example("labels are random: the loss falls steadily, by next to nothing", drift.history(), (None,))
         zero = Synthetic(steps=40).no_gradient(None, zero=True)
         zero.loss_T[:] = 0
-        yield Example("the loss is exactly 0: every margin is met, or no label counts", zero.history(), (None,))
+        yield Example("the loss is exactly 0: every margin is met, or every label is ignored", zero.history(), (None,))
         zero.loss_T[:5] = 0.1
         yield Example("a loss that is 0 after it was not", zero.history())
         yield Example(
@@ -289,7 +289,7 @@ class LossPlateau:
         yield Example("what fell was the mean of the targets", make_constant(UNPAIRED), (None,))
         yield Example("predictions began to fit", make_constant(UNPAIRED, PAIRED))
         rare = make_constant(UNPAIRED, unread=0.9)
-        yield Example("embeddings of which a batch reads a tenth of the rows", rare)
+        yield Example("a batch reads a tenth of the rows of an embedding", rare)
         yield from make_unjudged()
         floor = Synthetic(steps=240)
         floor.loss_T[60:] = 0.9 * np.exp(0.02 * floor.rng.standard_normal(180))

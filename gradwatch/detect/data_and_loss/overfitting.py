@@ -161,15 +161,23 @@ class Overfitting:
         yield Example("the validation loss turns at step 80", _validated(turn=80, slope=0.01), (None,))
         yield Example("a healthy run", Synthetic(steps=240).history())
         yield Example("the validation loss follows the training loss down", _validated(turn=240, slope=0))
-        yield Example("it rises by a sixth, step by step", _validated(turn=60, slope=0.0012, noise=0), (None,))
-        yield Example("it rises by a sixth, up and down", _validated(turn=60, slope=0.0012, noise=0.05))
-        yield Example("it rises by a fifth, up and down, over many validations", _wavering(rise=0.24), (None,))
-        yield Example("it wavers as much and does not rise", _wavering(rise=0.0))
-        yield Example("it rises by 5 %", _validated(turn=80, slope=0.0004))
-        yield Example("it rises, and the training loss does too", _validated(turn=80, slope=0.01, train=0.01))
+        yield Example(
+            "the validation loss rises by a sixth, step by step", _validated(turn=60, slope=0.0012, noise=0), (None,)
+        )
+        yield Example(
+            "the validation loss rises by a sixth, up and down", _validated(turn=60, slope=0.0012, noise=0.05)
+        )
+        yield Example(
+            "the validation loss rises by a fifth, up and down, over many validations", _wavering(rise=0.24), (None,)
+        )
+        yield Example("the validation loss wavers as much and does not rise", _wavering(rise=0.0))
+        yield Example("the validation loss rises by 5 %", _validated(turn=80, slope=0.0004))
+        yield Example(
+            "the validation loss rises, and the training loss does too", _validated(turn=80, slope=0.01, train=0.01)
+        )
         yield Example("the training data are memorized, and other data are not known", _memorized(level=0.8), (None,))
-        yield Example("they are memorized, and other data are known nearly as well", _memorized(level=0.3))
-        yield Example("it is noisy", _validated(turn=80, slope=0, noise=0.15))
+        yield Example("the training data are memorized, and other data are known nearly as well", _memorized(level=0.3))
+        yield Example("the validation loss is noisy", _validated(turn=80, slope=0, noise=0.15))
 
 
 def chance_of_trend(values_V: Floats) -> float:

@@ -43,9 +43,9 @@ class PolicyDivergence:
 
     Example: `Adam(policy.parameters(), lr=1e-2)` and 20 passes over each rollout, without a clip of the ratio.
 
-    What to do: lower the learning rate, make fewer passes over the same samples, or end them once the divergence is
-    above 0.05. If the divergence is large in the first pass already, compare the log-probabilities with those at the
-    time of the choice: of the same samples, in the same mode of the model, summed over the same dimensions.
+    What to do: lower the learning rate, make fewer passes over the same samples, or stop once the divergence is above
+    0.05. If the divergence is large in the first pass already, compare the log-probabilities with those stored when
+    the actions were drawn: for the same samples, in the same mode of the model, summed over the same dimensions.
 
     When it is wrong: a method that learns from samples of a much older policy on purpose, and weights them.
 
@@ -54,7 +54,7 @@ class PolicyDivergence:
     How it is detected: the loss shows that it is a policy gradient, and its graph still holds the ratios when a
     backward pass begins. One pass is read between two samples of the activations, a different one each time. Of the
     newest `readings` readings, at least half are at `divergence` or above. A ratio in a compiled region is not seen,
-    nor one that is no exponential of a difference; `statistics` of `monitor.step` may tell the divergence instead.
+    nor one that is not the exponential of a difference; pass the divergence as `statistics` of `monitor.step` instead.
 
     Source: Schulman et al. 2017 (PPO), https://arxiv.org/abs/1707.06347; Schulman 2020 (the estimate of the
     divergence), http://joschu.net/blog/kl-approx.html; Andrychowicz et al. 2021 (which choices matter on-policy),

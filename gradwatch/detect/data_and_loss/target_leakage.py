@@ -1,4 +1,4 @@
-"""Find models of sequences that see the tokens that they are to predict (GW507)."""
+"""Find sequence models that see the tokens they must predict (GW507)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gradwatch.records import Finding, Quantity
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetLeakage:
-    """A model of sequences that sees the tokens that it is to predict.
+    """A sequence model that sees the tokens it must predict.
 
     What it measures: how many positions the labels are ahead of the input tokens, and which keys the attention of a
     position uses.
@@ -29,7 +29,7 @@ class TargetLeakage:
     Example: `nn.TransformerEncoder` without a causal mask, trained on `labels = tokens[:, 1:]`.
 
     What to do: pass a causal mask, or `is_causal=True`. Use recurrent layers in one direction. Shift the input of a
-    decoder by one position, and hide the tokens that an encoder is to fill in.
+    decoder by one position, and hide the tokens that an encoder must fill in.
 
     When it is wrong: a bidirectional recurrent layer that reads the parts of each token, and has inputs as wide as the
     embedding of the tokens. An autoencoder whose code has a place for each token, or that gets a second sequence.
@@ -59,7 +59,7 @@ class TargetLeakage:
         """Yield a finding if a layer sees the labels."""
         for kind in (TARGETS_VISIBLE, TARGETS_COPIED):
             for event in events_of(history, kind):
-                message = f"the model sees what it is to predict: {event.text}"
+                message = f"the model sees what it must predict: {event.text}"
                 labels = Quantity(key="labels", label="labels that are input tokens", value=event.values["labels"])
                 yield finding_of(self, history, message, labels, layer=event.layer, onset=event.step)
 
@@ -74,7 +74,7 @@ class TargetLeakage:
         yield Example("a decoder gets its labels", copied, ("layers.3",))
         yield Example("a healthy run", Synthetic(steps=20).history())
         ahead = _with_event(TARGETS_AHEAD, "each label is the input token 2 positions later", ahead=2)
-        yield Example("labels that are shifted two times", ahead)
+        yield Example("labels that are shifted twice", ahead)
         along = _with_event(SEQUENCE_AXIS, "it mixes the samples of a batch")
         yield Example("an attention that runs along the batch", along)
 

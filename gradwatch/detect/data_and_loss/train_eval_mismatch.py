@@ -219,7 +219,7 @@ class TrainEvalMismatch:
 
 
 def _severity(event: Event, *, is_harmful: bool) -> Severity:
-    """Return info for what is pretrained and was in eval mode from the start, unless missing dropout does harm."""
+    """Return info for pretrained layers in eval mode from the start, unless missing dropout does harm."""
     values = event.values
     is_pretrained = not (values["never measured"] or values["trained before"])
     lacks_dropout = values["dropouts"] and (is_harmful or values["whole model"])

@@ -17,7 +17,7 @@ BASELINE_STEPS = 16
 """Number of first recorded steps that count as the start of the run."""
 
 MIN_ZERO_STEPS = 8
-"""Losses of exactly 0 in a row that are no chance: as many steps as `no-gradient` waits for a gradient."""
+"""Losses of exactly 0 in a row that rule out chance: as many steps as `no-gradient` waits for a gradient."""
 
 _known: WeakKeyDictionary[History, dict[str, Floats]] = WeakKeyDictionary()
 _first_losses: WeakKeyDictionary[History, float] = WeakKeyDictionary()

@@ -33,7 +33,7 @@ def reads_padding(history: History, layer: str) -> bool:
 
 
 def is_policy_gradient(history: History) -> bool:
-    """Return whether the loss is a policy gradient: its advantages measure no success, and are mended as it learns.
+    """Return whether the loss is a policy gradient: its advantages do not measure success and shift as it learns.
 
     The graph of a classification with a weight for each sample looks the same, but has no weights of both signs, and
     without these no entropy is read.
@@ -42,7 +42,7 @@ def is_policy_gradient(history: History) -> bool:
 
 
 def measures_success(history: History) -> bool:
-    """Return whether the loss must fall if the model learns: it is no game, and the model was not trained before.
+    """Return whether the loss must fall if the model learns: it is not a game, and the model was not trained before.
 
     The loss of a game between several learners, a policy gradient, or the error of the values of actions, whose targets
     grow with the agent, may stand still or rise meanwhile. A model that was trained before begins with the loss that it

@@ -108,7 +108,7 @@ def _overlaps(name: str | None, other: str | None) -> bool:
     if name == other:
         return False  # the same name may come again with a more severe finding
     if name is None or other is None:
-        return other is None  # the whole run after single layers is news, not the other way round
+        return other is None  # the whole run adds to single layers, not the other way round
     return name.startswith(f"{other}.") or other.startswith(f"{name}.")
 
 

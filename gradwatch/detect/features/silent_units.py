@@ -48,6 +48,6 @@ def most_silent(history: History) -> SilentModule | None:
     if not history.info.activations or not len(history.act.steps(1)):
         return None
     fraction_A = history.act.newest("act.silent") / history.act.newest("act.units")
-    fraction_A[list(routings(history))] = 0  # experts are no units that fire
+    fraction_A[list(routings(history))] = 0  # experts are chosen, and are not units that fire
     # nan would win `argmax`
     return silent_units(history, int(np.argmax(np.nan_to_num(fraction_A))))

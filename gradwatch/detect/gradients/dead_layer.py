@@ -250,7 +250,7 @@ class DeadLayer:
         yield Example("a gate lets next to nothing through, from the start", tiny.history(), tiny.names(5))
         faded = make_faded(until=100)
         yield Example("a block is skipped more and more, and then always", faded.history(), faded.names(5))
-        yield Example("it is skipped more and more, but not always", make_faded(until=180).history())
+        yield Example("a block is skipped more and more, but not always", make_faded(until=180).history())
         yield Example("a task with a layer of its own is over", make_faded(until=90, fades=False).history())
         yield Example("a healthy run", Synthetic(steps=120).history())
         yield Example(
@@ -271,12 +271,18 @@ class DeadLayer:
         collapsed = make_collapsed_router()
         yield Example("nine of ten experts are no longer chosen", collapsed.history(), collapsed.names(range(2, 11)))
         yield Example("a router sends no token to 40 of 64 experts", make_routed(unused=40).history(), ("gate",))
-        yield Example("to ten of 64 experts", make_routed(unused=10).history())
-        yield Example("to 40 of 64 experts in the first 30 steps", make_routed(unused=40, onset=0, end=30).history())
-        yield Example("to 40 of 64, in batches of 64 tokens", make_routed(unused=40, tokens=1).history())
+        yield Example("a router sends no token to ten of 64 experts", make_routed(unused=10).history())
+        yield Example(
+            "a router sends no token to 40 of 64 experts in the first 30 steps",
+            make_routed(unused=40, onset=0, end=30).history(),
+        )
+        yield Example(
+            "a router sends no token to 40 of 64 experts, in batches of 64 tokens",
+            make_routed(unused=40, tokens=1).history(),
+        )
         values = {"nats": 0.002, "dimensions": 8.0}
         unused = Synthetic(steps=200).add_event(LATENT_UNUSED, step=40, layer="layers.5", values=values, text="it does")
-        yield Example("a decoder does without its latent", unused.history(), ("layers.5",))
+        yield Example("a decoder ignores its latent", unused.history(), ("layers.5",))
         unused.add_event(LATENT_USED, step=120, layer="layers.5", values=values, text="the latent tells 2 nats")
         yield Example("a latent is read late", unused.history())
         task = Synthetic(steps=120).dead(11, onset=57)

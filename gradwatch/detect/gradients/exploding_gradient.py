@@ -61,7 +61,7 @@ class ExplodingGradient:
 
     Source: Pascanu et al. 2013, https://arxiv.org/abs/1211.5063, sec. 2 and 3; He et al. 2015,
     https://arxiv.org/abs/1502.01852, sec. 2.2; Arjovsky et al. 2017, https://arxiv.org/abs/1701.07875, sec. 3, on
-    critics that are to be Lipschitz.
+    critics that must be Lipschitz.
 
     Args:
         every: Steps between two checks. 5: at 1.2 per step a norm grows 2.5 times in between.
@@ -184,7 +184,7 @@ class ExplodingGradient:
         beside = Synthetic(steps=30).vanishing(decades=-8)
         depths = {layer.name: 3.0 - i % 3 for i, layer in enumerate(beside.info.layers)}
         yield Example("parallel parts of three layers", beside.add_event(DEPTHS, values=depths).history())
-        yield Example("a sum over neighbours multiplies the gradient at each layer", *make_gain(3.2))
+        yield Example("a sum over neighbors multiplies the gradient at each layer", *make_gain(3.2))
         yield Example("the weights' gradients are ten times the output bias's", make_gain(1.0)[0])
         yield Example("one of two heads has learned its task", make_gain(3.2, other_head=True)[0])
         yield Example("a loss of distances between outputs", make_gain(3.2, event=OUTPUT_PAIRS)[0])

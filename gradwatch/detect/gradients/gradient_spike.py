@@ -33,8 +33,8 @@ finite variance, without which no average over batches would settle."""
 
 RECORDS = 2 * math.log(WINDOW / PAST_STEPS)
 """Norms per window, at most, that exceed the second largest norm before by some factor, in units of the chance that a
-norm exceeds itself by that factor, times the number of the window. In n exchangeable norms the newest is the largest
-with a probability of 1 / n, and its two steps down to the third largest are two chances."""
+norm exceeds itself by that factor, times the number of the window. Of n exchangeable norms the newest is the largest
+with a probability of 1 / n, and each of its two steps down to the third largest counts once."""
 
 
 @final
@@ -179,7 +179,7 @@ class GradientSpike:
 
 
 def least_by_second_largest(number: int) -> float:
-    """Return how far above the second largest earlier ratio a spike of a window must be, so that it is no chance.
+    """Return how far above the second largest earlier ratio a spike of a window must be to rule out chance.
 
     Args:
         number: Number of the window, from 1.

@@ -141,7 +141,7 @@ class LayerImbalance:
         yield Example("a layer has raw inputs", faulty.history(), faulty.names(4))
         heads = {"layers.10": 10.0, "layers.11": 11.0}
         tasks = Synthetic(steps=40).imbalance(11, factor=1e4).add_event(HEADS, values=heads)
-        yield Example("one of two heads has targets in millimetres", tasks.history(), tasks.names(11))
+        yield Example("one of two heads has targets in millimeters", tasks.history(), tasks.names(11))
         even = Synthetic(steps=40).imbalance(11, factor=50).add_event(HEADS, values=heads)
         yield Example("two heads, one with fifty times the gradient", even.history())
         yield Example("days since 1970 are fed to a layer", *make_unscaled_inputs(19_000.0, others=0.05))
@@ -154,7 +154,10 @@ class LayerImbalance:
         )
         yield Example("pixels of 0 to 255", make_unscaled_inputs(150.0, others=0.05)[0])
         yield Example("the weight of a reversed gradient grows tenfold per 20 steps", *make_outgrown(rate=1.12))
-        yield Example("it grows to fifty times and stays there", make_outgrown(rate=1.12, most=50.0)[0])
+        yield Example(
+            "the weight of a reversed gradient grows to fifty times and stays there",
+            make_outgrown(rate=1.12, most=50.0)[0],
+        )
         yield Example("the other layers lose their gradients instead", make_outgrown(rate=1 / 1.12, rest=True)[0])
         yield Example("a healthy run", Synthetic(steps=40).history())
         yield Example(

@@ -224,7 +224,7 @@ class NoGradient:
         frozen = Synthetic(steps=40).no_gradient(3)
         layers = tuple(replace(layer, trainable=i != 3) for i, layer in enumerate(frozen.info.layers))
         frozen.info = replace(frozen.info, layers=layers)
-        yield Example("all adapters of a frozen model get none", *make_adapted())
+        yield Example("no adapter of a frozen model gets a gradient", *make_adapted())
         yield Example("a layer is frozen on purpose", frozen.history())
         hollow = Synthetic(steps=40).no_gradient(3)
         layers = tuple(

@@ -64,7 +64,7 @@ class OscillatingGradient:
     overshoots); Cohen et al. 2021, https://arxiv.org/abs/2103.00065, sec. 2.
 
     Args:
-        every: Steps between two checks. 10: it goes on for long.
+        every: Steps between two checks. 10: the fault lasts for many steps.
         decades: Spread of the norm, in powers of ten. 1: half of it would be usual for small batches.
         correlation: Least size of the correlation from step to step. 0.4: of 48 uncorrelated values the correlation
             has a standard deviation of 0.14.
@@ -205,7 +205,7 @@ class OscillatingGradient:
         worse = make_two_sources(learned=5.0, apart=40)
         worse.loss_T[1::2] = 80.0
         yield Example(
-            "one source makes the loss of the other grow, which stays the smaller one", worse.history(), (None,)
+            "one source makes the loss of the other grow, but that stays the smaller one", worse.history(), (None,)
         )
         yield Example("a healthy run", Synthetic(steps=140).history())
         yield Example("noise of tiny batches", Synthetic(steps=140, noise=1.5).history())

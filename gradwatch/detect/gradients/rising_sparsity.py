@@ -43,7 +43,7 @@ class RisingSparsity:
     lower envelope does not see selective units. It is read where one element stands for one unit: in the bias, or in
     the weight of a module without a bias. It has to rise by `rise` since the first steps, and in nearly all blocks of
     the window. It must still rise in the newest third, or half if most is gone. The same is measured for the fraction
-    of units of a ReLU that are zero forevery sample, at the sampled steps: with a penalty in the loss no gradient is
+    of units of a ReLU that are zero for every sample, at the sampled steps: with a penalty in the loss no gradient is
     exactly zero. A bias counts only if its weights have as many zeros. A loss that is a difference gives a bias no
     gradient where both sides answer alike. An embedding counts only if its rows are codes, which the model chooses;
     which words a batch holds is a matter of the data.
@@ -127,9 +127,9 @@ class RisingSparsity:
         places = Synthetic(steps=200).rising_sparsity(6, onset=40, rate=0.006, most=0.5)
         yield Example("half of the units fall silent within eighty steps", places.history())
         gone = Synthetic(steps=200).rising_sparsity(6, onset=40, rate=0.008)
-        yield Example("nearly all units fall silent within a hundred", gone.history(), gone.names(6))
+        yield Example("nearly all units fall silent within a hundred steps", gone.history(), gone.names(6))
         yield Example(
-            "the gradient of a bias cancels out between the sides of a difference", make_with_bias(cancels=True)
+            "the gradient of a bias cancels out between the two sides of a difference", make_with_bias(cancels=True)
         )
         yield Example("units die with their bias", make_with_bias(cancels=False), ("layers.6.bias",))
         codes = Synthetic(steps=200).sparse_embedding(6, zero_frac=0).rising_sparsity(6, onset=10, rate=0.004)
@@ -139,7 +139,7 @@ class RisingSparsity:
         yield Example("batches hold fewer and fewer words", words.history())
         few = Synthetic(steps=200).sparse_embedding(6, zero_frac=0.6)
         few.add_event(CODEBOOK, layer="layers.6.weight")
-        yield Example("most codes are out of use from the first", few.history())
+        yield Example("most codes are out of use from the start", few.history())
         hinge = Synthetic(steps=240).rising_sparsity(6, onset=20, rate=0.002)
         hinge.zero_frac_TL[:, 6] = np.clip(hinge.zero_frac_TL[:, 6] + 0.3 * np.sin(hinge.t_T / 15), 0, 0.95)
         yield Example("zeros come and go", hinge.history())

@@ -158,7 +158,7 @@ class VanishingGradient:
         late = Synthetic(steps=80).vanishing(decades=5, onset=40)
         yield Example("saturation sets in at step 40", late.history(), late.names(0))
         padded = Synthetic(steps=40).add_event(PADDING_READ, layer="layers.3", values={"padding": 0.7, "decades": 8.0})
-        yield Example("a recurrent layer is read at its padding", padded.history(), ("layers.3",))
+        yield Example("the output of a recurrent layer is read at the padding", padded.history(), ("layers.3",))
         mild = Synthetic(steps=80).add_event(PADDING_READ, layer="layers.3", values={"padding": 0.3, "decades": 1.0})
         yield Example("padding is read, and the run learns", mild.history())
         yield Example("a recurrent cell forgets, which does no harm without a plateau", make_forgetful().history())

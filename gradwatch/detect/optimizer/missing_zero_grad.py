@@ -123,7 +123,7 @@ class MissingZeroGrad:
         yield Example("the gradient of one parameter is not cleared", _kept(4, layer="encoder"), ("encoder",))
         yield Example("the gradients are kept once, on purpose", _kept(1))
         yield Example("the loss of a generator leaves gradients in its critic", _left(3), (None,))
-        yield Example("it did so once, before the loop began", _left(1))
+        yield Example("the loss of a generator did so once, before the loop began", _left(1))
         later = Synthetic(steps=40).add_event(
             GRADIENTS_KEPT_LATER, step=20, text="nothing clears the gradients any more"
         )

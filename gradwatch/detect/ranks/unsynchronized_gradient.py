@@ -33,7 +33,7 @@ VALUES = {"rank": -1, "parameters": 12, "difference": 0.3, "clipped": 0}
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnsynchronizedGradient:
-    """Gradients that are not averaged over the ranks, or not rightly.
+    """Gradients that are not averaged over the ranks, or not correctly.
 
     What it measures: whether the norms of all gradients are equal on all ranks, when they are clipped or, without
     clipping, when the optimizer uses them.
@@ -42,7 +42,7 @@ class UnsynchronizedGradient:
     are clipped before the average keep their own scale for each rank: the average has another direction, and the
     threshold is not the one that was set.
 
-    A sum in place of an average multiplies the learning rate by the number of ranks.
+    A sum instead of an average multiplies the learning rate by the number of ranks.
 
     Example: `model.module(inputs)` instead of `model(inputs)` with DistributedDataParallel; a `no_sync()` block that
     contains the last micro-batch; `clip_grad_norm_` before a hand-written all-reduce.

@@ -215,22 +215,29 @@ class LearningRateTooHigh:
         yield Example("the weights are several times larger after twenty steps", large.history(), (None,))
         yield Example("the rate jumps tenfold, and the loss after it", make_jump(factor=10, loss=4), (None,))
         yield Example("the loss climbs from the first update on", make_running_away(lr=100.0), (None,))
-        yield Example("it climbs from there to infinity", make_running_away(lr=100.0, steps=16, finite=6), (None,))
-        yield Example("it climbs by what the data become, while updates are small", make_running_away(lr=1e-4))
-        yield Example("it is thrown up after a warm-up, and comes back", make_thrown(height=400), (None,))
-        yield Example("a curriculum throws it up by less", make_thrown(height=40))
+        yield Example(
+            "the loss climbs from the first update on, to infinity",
+            make_running_away(lr=100.0, steps=16, finite=6),
+            (None,),
+        )
+        yield Example("the loss climbs because the data change, while updates are small", make_running_away(lr=1e-4))
+        yield Example("the loss is thrown up after a warm-up, and comes back", make_thrown(height=400), (None,))
+        yield Example("a curriculum throws the loss up by less", make_thrown(height=40))
         yield Example("single batches are a thousand times as hard", make_thrown(height=400, every=5))
         glitch = Synthetic(steps=90)
         glitch.lr_T[60], glitch.loss_T[61:] = 1.0, 4 * glitch.loss_T[61:]
-        yield Example("the rate is a thousandfold for one step", glitch.history(), (None,))
+        yield Example("the rate is a thousand times as high for one step", glitch.history(), (None,))
         yield Example("the rate grows by 4 % at every step, with no end", make_compounding(), (None,))
-        yield Example("it compounds in an exponential warm-up, and the loss falls", make_compounding(falls=True))
-        yield Example("it grows by equal amounts, as in a linear warm-up", make_compounding(linear=True))
-        yield Example("it goes back to where it was before it fell, as warm restarts do", make_restarting())
+        yield Example("the rate compounds in an exponential warm-up, and the loss falls", make_compounding(falls=True))
+        yield Example("the rate grows by equal amounts, as in a linear warm-up", make_compounding(linear=True))
+        yield Example("the rate returns to where it was before it fell, as in a warm restart", make_restarting())
         yield Example("one update is larger than the weights", make_overwritten(), (None,))
         yield Example("one layer has a thousand times the rate of the others", *make_own_rate(factor=1e3))
         yield Example("one layer has ten times the rate of the others", make_own_rate(factor=10.0)[0])
-        yield Example("that layer began at zero, as an adapter does", make_own_rate(factor=1e3, first=1e-3)[0])
+        yield Example(
+            "a layer with ten times the rate began at zero, as an adapter does",
+            make_own_rate(factor=1e3, first=1e-3)[0],
+        )
         yield Example("a healthy run", Synthetic(steps=60).history())
         linear = Synthetic(steps=60, lr=0.1)
         linear.weight_l2_TL *= 1 + 0.2 * linear.t_T[:, None]
@@ -243,7 +250,7 @@ class LearningRateTooHigh:
         slow = Synthetic(steps=200)
         slow.weight_l2_TL *= 1 + 0.02 * slow.t_T[:, None]
         yield Example("weights grow over the whole run", slow.history())
-        yield Example("the rate jumps, and the loss goes on falling", make_jump(factor=10, loss=1))
+        yield Example("the rate jumps, and the loss keeps falling", make_jump(factor=10, loss=1))
         yield Example("a restart to a rate that it has had", make_jump(factor=10, loss=4, first=0.01))
 
 

@@ -156,10 +156,8 @@ class NotOptimized:
     def examples(cls) -> Iterator[Example]:
         """Yield histories that fire, that stay quiet, and near misses."""
         yield Example("a new head is in no group", make_left_out(11, moves=False), ("layers.11.weight",))
-        yield Example(
-            "what comes first was given as a generator that was used up", make_used_up(), ("layers.0.weight",)
-        )
-        yield Example("no parameter is", make_left_out(*range(12), moves=False), (None,))
+        yield Example("the first layers are missing: their generator was used up", make_used_up(), ("layers.0.weight",))
+        yield Example("no parameter is in any group", make_left_out(*range(12), moves=False), (None,))
         yield Example("an update is lost in rounding", make_stuck(4), ("layers.4.weight",))
         text = "the loss reaches 8 tensors in `convs`, a plain container that parameters() does not see"
         hidden = Synthetic(steps=20).add_event(UNREGISTERED, layer="convs", text=text, values={"tensors": 8.0})
@@ -168,34 +166,40 @@ class NotOptimized:
         yield Example("a layer leaves the model, with its last gradient", make_stopped(at=0.123, has_left=True))
         yield Example("clipping holds all weights of a critic at its bound", make_stopped(at=0.01))
         yield Example("a group in the middle has a rate of 0", make_at_zero(6), ("layers.6.weight",))
-        yield Example("the first layer has, as frozen ones do: for information", make_at_zero(0), ("layers.0.weight",))
-        yield Example("the model's own parameter is, which comes before all its layers", make_own(), ("log_vars",))
+        yield Example(
+            "the first group has a rate of 0, as if frozen: for information", make_at_zero(0), ("layers.0.weight",)
+        )
+        yield Example("the model's own parameter is left out, before all its layers", make_own(), ("log_vars",))
         yield Example(
             "an adapter between frozen layers and the head is left out", make_frozen(0, 1, 2), ("layers.3.weight",)
         )
         yield Example(
             "a backbone is thawed and not added to the optimizer", make_thawed(moves=False), ("layers.0.weight",)
         )
-        yield Example("it is added, too", make_thawed(moves=True))
-        yield Example("what was trained before it was frozen has its last gradient still", make_stale())
+        yield Example("a backbone is thawed and added to the optimizer", make_thawed(moves=True))
+        yield Example("a layer that was trained and then frozen keeps its last gradient", make_stale())
         yield Example("nothing is trainable", make_event(NOTHING_TRAINABLE), (None,))
         yield Example(
             "the loss reaches class centers that no optimizer holds: for information", make_event(UNHELD), (None,)
         )
         yield Example("a new head is not given to the optimizer", make_event(PARAMETERS_NEW, layer="head"), ("head",))
-        yield Example("what is left out comes first, and its gradient adds up", make_kept(), ("layers.0.weight",))
+        yield Example("the first layer is left out, and its gradient adds up", make_kept(), ("layers.0.weight",))
         yield Example("the optimizer returns before its first update", make_unmoved(), (None,))
-        yield Example("it does so at a rate of which nothing is left after rounding", make_unmoved(rate=1e-12))
-        yield Example("it does so while the rate is 0", make_unmoved(rate=0.0))
+        yield Example("the optimizer returns early, at a rate that rounds to nothing", make_unmoved(rate=1e-12))
+        yield Example("the optimizer returns early while the rate is 0", make_unmoved(rate=0.0))
         yield Example("a healthy run", Synthetic(steps=40).history())
-        yield Example("somebody else moves it", make_left_out(5, moves=True))
-        yield Example("a loop moves all by hand, between two steps", make_moved(0, 11))
-        yield Example("so is what an optimizer holds, and does not move", make_stuck(4, moves=True))
-        yield Example("one of two is moved so, and the other never", make_moved(11, 11, 5, 11), ("layers.5.weight",))
+        yield Example("other code moves the layer that is in no group", make_left_out(5, moves=True))
+        yield Example("a loop moves all weights by hand, between two steps", make_moved(0, 11))
+        yield Example("a loop moves by hand what an optimizer holds and does not move", make_stuck(4, moves=True))
+        yield Example(
+            "a loop moves one of two layers by hand, and the other never",
+            make_moved(11, 11, 5, 11),
+            ("layers.5.weight",),
+        )
         yield Example("optimizer.step is never called", make_uncalled(), (None,))
         text = "20 updates in a row were each made by a new Adam"
         rebuilt = Synthetic(steps=40).add_event(OPTIMIZER_REBUILT, text=text, values={"updates": 20.0})
-        yield Example("the loop builds the optimizer in each step", rebuilt.history(), (None,))
+        yield Example("the loop builds a new optimizer at each step", rebuilt.history(), (None,))
         yield Example("a gradient scaler skips all updates", make_uncalled(loss_scale=1024.0))
         idle = Synthetic(steps=40)
         idle.update_factor_TL[:] = 0
@@ -204,13 +208,13 @@ class NotOptimized:
         tiny.update_factor_TL[:] = 0
         yield Example("the rate is so low that rounding loses each update", tiny.history())
         yield Example("the whole optimizer has converged, as L-BFGS does", make_converged())
-        yield Example("one of two optimizers has", make_converged(4))
+        yield Example("one of two optimizers has converged", make_converged(4))
         yield Example(
-            "a layer stops near its minimum, and not the others of its group",
+            "a layer stops near its minimum, and the others of its group do not",
             make_stopped(at=0.123, left=1e-3),
             ("layers.4.weight",),
         )
-        yield Example("all stop, with a tenth of the first gradient", make_converged(left=0.1), (None,))
+        yield Example("all layers stop, with a tenth of the first gradient", make_converged(left=0.1), (None,))
         yield Example("no weight has ever moved, and the gradient falls", make_converged(moves=False), (None,))
         skipped = Synthetic(steps=40, precision="fp16")
         skipped.skipped_T[:] = 1

@@ -1,4 +1,4 @@
-"""Find models whose pretrained weights were not loaded: the names in the file are others, and `strict=False` hid it.
+"""Find models whose pretrained weights were not loaded: the names in the file differ, and `strict=False` hid it.
 
 Seen by `gradwatch run` only: `watch` is called after the load.
 """

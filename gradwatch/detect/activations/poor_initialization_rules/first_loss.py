@@ -33,7 +33,7 @@ def find_high_first_loss(
     A layer is named if the loss depends `dominance` times as much on its scale as on that of any other layer.
     """
     units = loss_by_chance(history)
-    # `not`: nan, another loss than a cross entropy, is left out too
+    # `not`: nan, for a loss other than a cross entropy, is left out too
     if not surprise <= units < math.inf or any(f.kind == detector.kind for f in history.findings):
         return
     # `units` is not nan, so there is an event

@@ -1,4 +1,4 @@
-"""Find a loss that climbs from the start and goes on: the updates go uphill.
+"""Find a loss that climbs from the start and keeps climbing: the updates go uphill.
 
 Half of the blocks of steps set a new high. A loss that has settled, however noisy, does so in one of n blocks, and one
 that a warm-up or a first large update throws up stops climbing. The loss of a game, of a policy or of the values of

@@ -36,11 +36,11 @@ def make_proofs() -> Iterator[Example]:
     broadcast = Synthetic(steps=20).add_event(BROADCAST, layer="layers.11", text=text)
     yield Example("targets are broadcast against predictions", broadcast.history(), ("layers.11",))
     along = Synthetic(steps=20).add_event(SEQUENCE_AXIS, layer="layers.3", text="it mixes the samples of a batch")
-    yield Example("a recurrent layer runs along the batch", along.history(), ("layers.3",))
+    yield Example("a recurrent layer runs along the batch dimension", along.history(), ("layers.3",))
     ahead = Synthetic(steps=20).add_event(TARGETS_AHEAD, text="each label is the input token 2 positions later")
-    yield Example("labels that are shifted two times", ahead.history(), (None,))
+    yield Example("labels that are shifted twice", ahead.history(), (None,))
     shown = Synthetic(steps=20).add_event(PADDING_ATTENDED, layer="layers.3", text="its mask shows the padding")
-    yield Example("a mask of attention shows the padding only", shown.history(), ("layers.3",))
+    yield Example("an attention mask shows the padding only", shown.history(), ("layers.3",))
     pooled = Synthetic(steps=20).add_event(POOLED, text="a single prediction is compared with 32 targets")
     yield Example("a model pools all graphs of a batch into one", pooled.history(), (None,))
     mean = Synthetic(steps=40).add_event(OUTPUTS_AVERAGED, step=30, text="the gradient is the same for all outputs")
@@ -109,10 +109,10 @@ def make_contracting(*, inward: float = 1.0, learned: float = 0.1, until: int | 
 def make_shrinking() -> Iterator[Example]:
     """Yield runs in which a decay outweighs the gradient, and near misses."""
     yield Example("all weights decay to nothing, and the loss stays", make_decayed().history(), (None,))
-    yield Example("they decay, and the model learns: it normalizes", make_decayed(fall=0.2).history())
+    yield Example("all weights decay, but the model normalizes and learns", make_decayed(fall=0.2).history())
     yield Example("each update shrinks the weights by 1 %, and does nothing else", make_contracting(), (None,))
     yield Example("the weights shrink as much, on a path of ten times that length", make_contracting(inward=0.1))
-    yield Example("a decay is what is left, of a model that has learned", make_contracting(learned=0.7))
+    yield Example("only weight decay is left, in a model that has learned", make_contracting(learned=0.7))
     yield Example("the loop makes the weights smaller after each update", make_contracting(inward=10.0))
 
 

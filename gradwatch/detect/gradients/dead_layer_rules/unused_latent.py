@@ -1,9 +1,9 @@
 """Find a latent that says nothing about its samples: the posterior of an autoencoder has collapsed to the prior.
 
-The decoder does without the latent, often since it sees the outputs before, and the divergence pulls every dimension to
+The decoder ignores the latent, often because it sees the outputs before, and the divergence pulls every dimension to
 the prior. The encoder then has nothing to learn, and its gradient is noise.
 
-Not seen: deviations that are no exponential, and latents of fewer than eight samples.
+Not seen: deviations that are not an exponential, and latents of fewer than eight samples.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def find_unused_latent(history: History, *, patience: int) -> Iterator[Sign]:
     event = newest_read(history)
     if event is not None and event.kind == LATENT_UNUSED.name and history.step >= patience:
         yield Sign(
-            f"the decoder does without the latent of {event.layer or 'the encoder'}: {event.text}",
+            f"the decoder ignores the latent of {event.layer or 'the encoder'}: {event.text}",
             (Quantity(key=NATS, label="information of the latent", value=event.values["nats"], unit="nats"),),
             event.step,
             layer=event.layer,

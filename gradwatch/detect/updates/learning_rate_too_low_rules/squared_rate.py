@@ -1,4 +1,4 @@
-"""Find a schedule that returns a learning rate in place of a factor, so that the optimizer has the rate's square."""
+"""Find a schedule that returns a learning rate instead of a factor, so that the optimizer uses the rate's square."""
 
 # T = steps of the run
 
@@ -45,7 +45,7 @@ def find_squared_rate(
         is_square = peak[0] <= largest / initial**2 <= peak[1]
         if has_peaked and is_square and is_loss_left(history, left=left):
             return Sign(
-                f"the schedule returns a learning rate in place of a factor: its largest rate, {largest:.3g}, is about "
+                f"the schedule returns a learning rate instead of a factor: its largest rate, {largest:.3g}, is about "
                 f"the square of the optimizer's {initial:.3g}",
                 (
                     Quantity(key="lr.largest", label="largest learning rate", value=largest),
