@@ -132,7 +132,7 @@ class Attribution:
         if e.deletion:
             yield (
                 "deletion",
-                f"area {e.deletion.area:+.3f} +- {e.deletion.standard_error:.3f} against random orders, of which "
-                f"{e.deletion.better_orders:.0%} are better",
+                f"area {e.deletion.area:+.3f} +- {e.deletion.standard_error:.3f} against random orders; "
+                f"{e.deletion.better_orders:.0%} of them are better",
             )
         yield "interaction", f"{e.interaction:.0%} between two of the top features"

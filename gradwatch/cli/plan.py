@@ -228,7 +228,8 @@ def _print(found: _Found, best: _Best | None, patch: Path | None, *, limit: int,
     if advised:
         print_advice(output(), advised)
     if best or patch:
-        print_patch(output(), best.changes if best else None, patch, fits=plan.peak_bytes <= limit)
+        text, changes = (best.text, best.changes) if best else ("", None)
+        print_patch(output(), text, changes, patch, fits=plan.peak_bytes <= limit)
     for note in plan.notes:
         print_message("note", note)
 
@@ -263,7 +264,7 @@ def _write_patch(best: _Best, path: Path, config: Path, limit: int) -> None:
     from gradwatch.render.common.format import shown_size
 
     lines = [
-        f"# {best.text}: {shown_size(best.peak_bytes)} fit in {shown_size(limit)}",
+        f"# {best.text}: {shown_size(best.peak_bytes)} fits in {shown_size(limit)}",
         f"# Apply it: gradwatch train {config} --set-file {path}",
         patch_yaml(best.changes),
     ]

@@ -185,7 +185,8 @@ def incidents(run: str | os.PathLike[str]) -> Lines[Incident]:
     if not found and not Header.read(directory).info.keeps_steps and not (directory / RUN_CONFIG).is_file():
         raise RunError(
             f"{directory}: no step was saved, because the loop was watched without record=True; call "
-            f'gradwatch.watch(model, optimizer, run="{directory}", record=True) and run the loop again'
+            f'gradwatch.watch(model, optimizer, run="{directory}", record=True), or add --record to gradwatch run, '
+            "and run the loop again"
         )
     # by number: names have 6 digits, so as text step-1000000 comes before step-999999
     return Lines(sorted(found, key=lambda incident: incident.step))

@@ -57,4 +57,4 @@ def print_failed_step(error: OutOfMemoryError, file: Path, overrides: Sequence[s
             advised = Advisor(planner, left, progress=progress).advise()
         print_advice(output(), advised)
         if best := advised.cheapest:
-            print_patch(output(), best.changes, None, fits=False)
+            print_patch(output(), best.text, best.changes, None, fits=False)

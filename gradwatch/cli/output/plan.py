@@ -91,17 +91,20 @@ def print_advice(console: Console, advised: Advised) -> None:
         console.print(f"\n{NO_CHANGE}")
 
 
-def print_patch(console: Console, changes: Mapping[str, Any] | None, patch: Path | None, *, fits: bool) -> None:
+def print_patch(
+    console: Console, text: str, changes: Mapping[str, Any] | None, patch: Path | None, *, fits: bool
+) -> None:
     """Print the cheapest change that fits, and whether it was written to a file.
 
     Args:
         console: Console to print to.
-        changes: The change, or None if none is needed or none fits.
+        text: The change in words.
+        changes: The change as settings, or None if none is needed or none fits.
         patch: The file, or None.
         fits: Whether the training fits as it is.
     """
     if changes:
-        console.print()
+        console.print(Text(f"\ncheapest change that fits: {text}"))
         console.print(Text(patch_yaml(changes), CODE))
     if patch:
         reason = "it fits as it is" if fits else "no change fits"
