@@ -17,8 +17,12 @@ BASE_RATES = {"OneCycleLR": ("schedule.max_lr",), "CyclicLR": ("schedule.base_lr
 USUAL_RATIO = 1e-3
 """Update/weight ratio of most trainings (https://cs231n.github.io/neural-networks-3/#ratio)."""
 
+LARGEST_RATIO = 2e-2
+"""Largest update/weight ratio of Adam at a usual rate, which its first updates have: 0.01 to 0.1 in 15 kinds of
+trainings, with a median of 0.02. `scripts/studies/suggested_rates.py` compares the rates that it leads to."""
+
 MAX_FACTOR = 1e3
-"""Largest factor for a single proposed raise of a rate."""
+"""Largest factor for a single proposed change of a rate, or its inverse."""
 
 ROUNDING = 1e-9
 """Added to logarithms, so that 0.1 is the power -1 of ten and not less."""
@@ -44,19 +48,20 @@ def raise_rate(case: Case) -> Remedy | None:
         return changed
     if not (numbers.steady_rate > 0 and numbers.update_ratio > 0):
         return Remedy(text="raise the learning rate by factors of 10 until the update/weight ratio is near 1e-3")
-    return _scale(case, _factor(numbers.update_ratio, 10.0, MAX_FACTOR), "raise")
+    return _scale(case, _raise_factor(numbers.update_ratio), "raise")
 
 
 def _lower_factor(case: Case) -> float:
-    # curvature limits the update of SGD, and no statistic shows it: lower the rate tenfold at a time
-    return _factor(case.numbers.largest_ratio, 1 / MAX_FACTOR, 0.1) if case.ignores_scale else 0.1
+    largest = case.numbers.largest_ratio
+    if not (case.ignores_scale and largest > 0):
+        # curvature limits the update of SGD, and no statistic shows it: lower the rate tenfold at a time
+        return 0.1
+    return rounded(min(max(LARGEST_RATIO / largest, 1 / MAX_FACTOR), 0.1))
 
 
-def _factor(ratio: float, least: float, most: float) -> float:
-    """Return the power of ten between two limits that brings an update/weight ratio nearest to the usual one."""
-    wanted = USUAL_RATIO / ratio if ratio > 0 else min(most, 1.0)
-    # rounded down, and limited because an extreme ratio would ask for any factor
-    return float(10.0 ** math.floor(math.log10(min(max(wanted, least), most)) + ROUNDING))
+def _raise_factor(ratio: float) -> float:
+    """Return the power of ten that brings an update/weight ratio nearest below the usual one."""
+    return float(10.0 ** math.floor(math.log10(min(max(USUAL_RATIO / ratio, 10.0), MAX_FACTOR)) + ROUNDING))
 
 
 def drop_jump(case: Case) -> Remedy | None:

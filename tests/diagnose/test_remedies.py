@@ -158,7 +158,16 @@ def test_the_rate_is_lowered_tenfold_where_it_was_steady_and_put_back_where_it_j
 def test_the_rate_of_adam_is_lowered_to_the_usual_update(settings):
     (remedy,) = remedies(["lower_rate"], case_of(settings(), optimizer="AdamW"))
 
-    assert remedy.patch == {"optim.lr": 0.0002}, "1e-3 / 0.1 is a hundredth"
+    assert remedy.patch == {"optim.lr": 0.002}, "0.02 / 0.1 is a fifth, and the rate is lowered by ten at least"
+
+
+@pytest.mark.parametrize(("largest", "rate"), [(0.5, 0.0008), (2.0, 0.0002), (1e4, 2e-5)])
+def test_a_larger_update_of_adam_is_brought_to_that_of_a_usual_rate(largest, rate, settings):
+    numbers = replace(STEADY, largest_ratio=largest)
+
+    (remedy,) = remedies(["lower_rate"], case_of(settings(), numbers=numbers, optimizer="AdamW"))
+
+    assert remedy.patch == {"optim.lr": rate}, "of 0.02"
 
 
 def test_the_rate_is_raised_towards_the_usual_ratio(settings):
