@@ -228,3 +228,9 @@ def _is_per_unit(layers: tuple[LayerInfo, ...]) -> NDArray[np.bool_]:
         for layer in layers
     ]
     return np.array(is_per_unit, np.bool_)
+
+
+def is_normalized(layers: tuple[LayerInfo, ...], i: int) -> bool:
+    """Return whether the next module with parameters is a normalization, which cancels the gain of a weight."""
+    following = next((other for other in layers[i + 1 :] if other.module != layers[i].module), None)
+    return following is not None and "Norm" in following.module_type

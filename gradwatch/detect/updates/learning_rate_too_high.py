@@ -69,7 +69,7 @@ class LearningRateTooHigh:
     loss was learned. Over the newest 64 steps the loss no longer falls. It is reported before it does harm. (6) A loss
     of `runaway` times the first, as the median over 8 steps, after updates of `large`, at any time of the run. (7) An
     update of `ratio` of one matrix, `lead` times the update of the median matrix. Matrices that began near zero do not
-    count.
+    count, nor those that a normalization follows.
 
     These signs are no consequence of numbers that stop being finite later. The finding is critical if nothing else was
     found before it and the run has lost what it had learned. That is so if the run is non-finite, or if the loss, as

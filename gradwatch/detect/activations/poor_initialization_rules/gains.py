@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradwatch.detect.features.events import events_of
+from gradwatch.detect.features.structure import is_normalized
 from gradwatch.events import EMBEDDING_PRODUCT, MATRIX, TIED_EMBEDDING, WEIGHTS_OFFSET
 from gradwatch.history.store import History
 from gradwatch.records import LayerInfo
@@ -29,7 +30,7 @@ def weight_gains(history: History) -> NDArray[np.float64]:
     # modules of the user's own: the graph shows the inputs that the module type cannot tell
     for event in events_of(history, MATRIX):
         weight = int(event.values["weight"])
-        inputs_L[weight] = math.nan if _is_normalized(infos, weight) else event.values["inputs"]
+        inputs_L[weight] = math.nan if is_normalized(infos, weight) else event.values["inputs"]
     mean_L = np.zeros(len(infos))
     for event in events_of(history, WEIGHTS_OFFSET):
         mean_L[int(event.values["place"])] = abs(event.values["mean"])
@@ -65,10 +66,4 @@ def _multiplies(infos: tuple[LayerInfo, ...], i: int) -> bool:
     is_weight = len(infos[i].shape) >= 2 and infos[i].module_type.startswith(("Linear", "Conv", *RECURRENT_PREFIXES))
     # what no input meets has another name, such as the deviations of a weight that a Bayesian layer draws at each step
     is_named_so = infos[i].name.rpartition(".")[2].startswith("weight")
-    return is_weight and is_named_so and not _is_normalized(infos, i)
-
-
-def _is_normalized(infos: tuple[LayerInfo, ...], i: int) -> bool:
-    """Return whether the next module with parameters is a normalization, which cancels the gain."""
-    following = next((other for other in infos[i + 1 :] if other.module != infos[i].module), None)
-    return following is not None and "Norm" in following.module_type
+    return is_weight and is_named_so and not is_normalized(infos, i)

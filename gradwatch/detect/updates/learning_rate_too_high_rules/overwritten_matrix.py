@@ -3,6 +3,9 @@
 An update as large as its weights leaves nothing of what they were. If most matrices get such updates, the rate of the
 run is too high, and the loss says whether that did harm. If one of them does, the loss may still fall, since the other
 layers learn to do without it.
+
+A weight in front of a normalization does not count: its size has no effect but on its own effective rate, which falls
+with each large update (van Laarhoven 2017, https://arxiv.org/abs/1706.05350).
 """
 
 # T = steps of a window, W = weight matrices and kernels
@@ -17,7 +20,7 @@ from gradwatch.detect.features.baseline import first_measured
 from gradwatch.detect.features.finding import Sign, format_factor
 from gradwatch.detect.features.robust_stats import median
 from gradwatch.detect.features.scope import module_of
-from gradwatch.detect.features.structure import NEAR_ZERO_GAIN, structure_of
+from gradwatch.detect.features.structure import NEAR_ZERO_GAIN, is_normalized, structure_of
 from gradwatch.history.store import History
 from gradwatch.records import Quantity
 
@@ -52,7 +55,8 @@ def find_overwritten_matrix(
         at = int(np.argmax(is_over_TW[:, place]))
         tensor, largest = int(indices_W[place]), float(ratio_TW[at, place])
         group = history.info.layers[tensor].group
-        if group is None or not np.isfinite(largest):  # other code moved it
+        # other code moved it, or its size has no effect
+        if group is None or not np.isfinite(largest) or is_normalized(history.info.layers, tensor):
             continue
         rate = float(history.run.newest(f"lr.{group}")[0])
         yield Sign(

@@ -43,3 +43,10 @@ def test_updates_that_are_not_finite_are_no_news():
     made.update_factor_TL[:, 4] = np.inf
 
     assert signs(made.history()) == []
+
+
+def test_a_matrix_in_front_of_a_normalization_sets_its_own_rate():
+    made = Synthetic(steps=60, lr=0.01).own_rate(4, factor=1e3)
+    made._change(5, module_type="BatchNorm1d")
+
+    assert signs(made.history()) == []
