@@ -305,7 +305,7 @@ UNHELD_KEPT = EventKind(
 PARAMETERS_NEW = EventKind(
     name="parameters-new",
     meaning="Parameters of the model that were not there when the monitor attached, and that no optimizer holds.",
-    values={"tensors": "tensors", "replaced": "of which take the place of a watched parameter"},
+    values={"tensors": "tensors", "replaced": "tensors that take the place of a watched parameter"},
     text="{parameters} {how} after `watch`, and no optimizer holds {pronoun}",
 )
 PARAMETERS_JOINED = EventKind(

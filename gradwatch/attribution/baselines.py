@@ -20,7 +20,7 @@ def baselines(score: Score, data: Tensor | None) -> dict[str, Tensor]:
         data: Other samples, shape (B, ...), for the mean and the range of the features; or None.
 
     Returns:
-        With data, `mean` comes first: it is the sample of which nothing is known. Without data, `zeros` comes first.
+        With data, `mean` comes first: it is the best guess at an unknown sample. Without data, `zeros` comes first.
     """
     point = score.point
     zeros = torch.zeros_like(point)

@@ -179,7 +179,7 @@ def command(
 
 
 def _kind(target: str) -> TargetKind:
-    """Return the kind of a target; a layer is the only target that is no path."""
+    """Return the kind of a target; a layer is the only target that is not a path."""
     path = Path(target).expanduser()
     if path.is_dir():
         return "run"

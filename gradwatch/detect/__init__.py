@@ -152,7 +152,7 @@ def detectors(settings: Mapping[str, Mapping[str, Any]] | None = None) -> tuple[
     settings = settings or {}
     made = []
     for detector in detector_classes():
-        # a copy, because `enabled` is no field of the detector and is removed here
+        # a copy, because `enabled` is not a field of the detector and is removed here
         options = dict(settings.get(detector.kind, {}))
         if options.pop("enabled", True):
             made.append(detector(**options))

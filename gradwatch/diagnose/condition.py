@@ -118,7 +118,7 @@ class Condition(enum.Enum):
     """No parameter of the model requires a gradient."""
 
     LAST_ACTIVATION = enum.auto()
-    """The finding concerns the last activation, which is no softmax."""
+    """The finding concerns the last activation, which is not a softmax."""
 
     ZERO_GRADIENT = enum.auto()
     """The gradient is zero, not None."""

@@ -126,7 +126,7 @@ def _of_model(history: History) -> dict[Condition, bool]:
 def _of_layer(history: History, leading: Finding) -> dict[Condition, bool]:
     activations = history.info.activations
     own = {a.module_type for a in activations if a.name == leading.layer}
-    # a parameter is no activation: then any softmax of the model counts
+    # a parameter is not an activation: then any softmax of the model counts
     is_softmax = any(name.startswith("Softmax") for name in own or {a.module_type for a in activations})
     affected = layers_of(history, leading.layer)
     # a backward gain ends at a layer whose inputs the network computes; the first layer shows the size of the data
@@ -280,7 +280,7 @@ def _input_size(history: History, name: str | None) -> float:
     """Return the root mean square of a layer's input as its gradients show it, or nan if they cannot show it.
 
     The gradient of the weight is the sum of g x over the batch, and the gradient of the bias is the sum of g. If `name`
-    is no layer with both, the first layer of the model is measured.
+    is not a layer with both, the first layer of the model is measured.
     """
     layers = history.info.layers
     if any("Norm" in layer.module_type for layer in layers) or not len(history.param):

@@ -127,7 +127,7 @@ class AttentionCollapse:
         return start_of_state(is_collapsed_T, history.act.steps(), least=self.samples)
 
     def _is_collapsed(self, history: History, activation: int) -> NDArray[np.bool_]:
-        """Return at which samples of the window the heads are collapsed, of shape (T,); nan is no collapse."""
+        """Return at which samples of the window the heads are collapsed, of shape (T,); nan is not a collapse."""
         logit_T, entropy_T = (history.act.window(name)[:, activation] for name in (LOGIT, ENTROPY))
         return np.asarray((logit_T >= self.logit) & (entropy_T <= self.entropy))
 

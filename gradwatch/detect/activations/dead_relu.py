@@ -63,7 +63,7 @@ class DeadRelu:
             Healthy layers stay below 0.6 (`scripts/studies/false_alarms.py`), with two samples per batch below 0.8.
         jump: Dead fraction to report as info if `fresh` of it came within the newest 5 samples. 0.6: that many units
             die at once only after a push. Some healthy narrow layers lose as many and still learn.
-        samples: Successive samples of which the smallest counts. 2: two batches that agree.
+        samples: Successive samples over which the smallest counts. 2: two batches that agree.
         fresh: Part of the dead fraction, 0..1, that must have come within the newest 5 samples for a jump. 0.5: most
             of them died at once.
         recovered: Samples in a row with fewer dead units that withdraw a finding, and samples within which a falling

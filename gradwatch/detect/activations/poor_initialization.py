@@ -185,7 +185,7 @@ def _one_sided(*, mean: float, inputs: int = 64, is_one: bool = False) -> tuple[
 
 
 def _deviations() -> History:
-    """Return a run of which two tensors in layers of another library are all near -3, and no weights."""
+    """Return a run in which two tensors in layers of another library are all near -3, and are not weights."""
     made = Synthetic(steps=20)
     infos = list(made.info.layers)
     for i in (3, 4):

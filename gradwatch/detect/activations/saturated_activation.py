@@ -70,7 +70,7 @@ class SaturatedActivation:
             networks begin below 0.15
             (`scripts/studies/false_alarms.py`); a pretrained network had 0.43.
         late: Saturated fraction, 0..1, to report later. 0.9: healthy tanh layers of trained networks had up to 0.66.
-        samples: Successive samples of which the smallest counts. 2: two batches that agree.
+        samples: Successive samples over which the smallest counts. 2: two batches that agree.
         fall: Gradient norm of a policy's last layer in the first 16 steps, over its norm in the newest 16. 10: with the
             right sign it stays within 3 (`scripts/fault_zoo`).
         start: Steps that count as the start, for (1). 50: saturation within them comes from the scale of the inputs,
@@ -144,7 +144,7 @@ class SaturatedActivation:
                 )
 
     def _usual(self, module_type: str) -> float:
-        """Return the fraction that may be saturated from the start: 0 for most types, of which 0.03 is usual."""
+        """Return the fraction that may be saturated from the start: 0 for most types, for which 0.03 is usual."""
         usual = {"Hardtanh": CLIPPED_BY_HARDTANH, "Gate": self.shut, "Clamp": self.shut, "SoftmaxSample": 1.0}
         return usual.get(module_type, 0.0)
 

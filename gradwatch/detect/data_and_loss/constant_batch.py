@@ -57,7 +57,7 @@ class ConstantBatch:
     the same, in another order or with noise: each is far nearer to one in the first batch than two samples of a batch
     are to each other. If the loop passes no batches, (2) reads the inputs of the model instead. If all samples of a
     batch are equal, too, the inputs have no content. (3) All labels of the first sampled steps are one of three or more
-    classes. Full-batch training is no mistake, so (1) and (2) are warnings only if there are more data: other batches
+    classes. Full-batch training is not a mistake, so (1) and (2) are warnings only if there is more data: other batches
     came before; a DataLoader gives several batches of this size; a batch that is made at each step is in a larger
     tensor; or it is made at each step, and the loop keeps nothing of its length. Otherwise they are info, as with
     L-BFGS, which needs the same batch at every step, and with points at which a differential equation must hold: the

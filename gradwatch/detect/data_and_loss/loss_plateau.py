@@ -107,7 +107,7 @@ class LossPlateau:
         windows_ahead: Windows, of all steps so far without the first 32, in which a trend must bring a fall that
             counts. 4: a network that memorizes random labels, its biases first, falls steadily and by 0.1 %.
         slow_start: Steps, in units of `patience`, up to which any falling trend counts. 1.5: a run may start slowly.
-        loss_growth: Newest loss, in units of the largest of the first 16, above which it grows and is no plateau. 2:
+        loss_growth: Newest loss, in units of the largest of the first 16, above which it grows and is not a plateau. 2:
             the largest counts, because the median is low if the first batches are of one kind.
         highs: Fraction of the blocks of 4 steps that set a new high, at least, for (8). 0.5: of 30 blocks of noise,
             4 do.
@@ -229,7 +229,7 @@ class LossPlateau:
         )
 
     def can_judge(self, history: History) -> bool:
-        """Return whether the wait is over, or the loss has fallen: a falling loss is no plateau."""
+        """Return whether the wait is over, or the loss has fallen: a falling loss is not a plateau."""
         return self._has_waited(history) or self._has_fallen(history)
 
     def _has_waited(self, history: History) -> bool:

@@ -123,7 +123,7 @@ class Overfitting:
         is_memorized = is_one_unit and is_known and val_V[-self.patience :].min() > self.missed * first
         if not (is_memorized or self._has_risen(val_V, best)):
             return None
-        # the training loss may rise too: that is no overfitting
+        # the training loss may rise too: that is not overfitting
         if not train < max(self.fall * before, self.by_heart * first):
             return None
         rise = float(val_V[-1] / val_V[best] - 1)

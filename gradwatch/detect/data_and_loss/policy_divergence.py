@@ -65,7 +65,7 @@ class PolicyDivergence:
         every: Steps between two calls. 10: the policy is sampled that often.
         divergence: Divergence, nats, at which to report. 0.5: in healthy runs, the larger half of 8 readings is below
             0.05 (`scripts/studies/policies.py`); trust regions end at 0.01 to 0.05.
-        readings: Newest readings that are judged, half of which must agree. 8: the first pass over new samples has no
+        readings: Newest readings that are judged; half of them must agree. 8: the first pass over new samples has no
             divergence, so not all of them can.
     """
 
@@ -111,7 +111,7 @@ class PolicyDivergence:
 
     def _newest(self, history: History) -> Readings | None:
         """Return the newest readings, or None if there are too few, or none of late."""
-        # the cheap check first: most losses are no policy gradient
+        # the cheap check first: most losses are not policy gradients
         if np.isnan(history.scalar(DIVERGENCE)).all():
             return None
         divergence_T = history[DIVERGENCE]

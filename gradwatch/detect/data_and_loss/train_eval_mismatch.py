@@ -83,8 +83,8 @@ class TrainEvalMismatch:
     numbers in each sampled step until the first validation loss, and none in 3 sampled steps after it: its evaluation
     has changed its rate for good. This is not seen without a validation loss.
 
-    Exceptions to the rules: freezing is no mistake, so pretrained parts and normalizations with frozen statistics are
-    reported as info, whether or not their scale is tuned. Statistics that are 0 and 1 as at the start normalize
+    Exceptions to the rules: freezing is not a mistake, so pretrained parts and normalizations with frozen statistics
+    are reported as info, whether or not their scale is tuned. Statistics that are 0 and 1 as at the start normalize
     nothing, so freezing these gives a warning.
     Dropout that is active in evaluation on purpose (MC dropout) is not reported, or as info. The evaluation of another
     object (an averaged copy) is not seen, nor are functions in compiled models or models with torch's own attention.

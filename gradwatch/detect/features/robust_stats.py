@@ -71,7 +71,7 @@ def slope(values_M: Floats) -> float:
 
 
 def monotone_rise(values_M: Floats) -> float:
-    """Return the rise of a profile along its least-squares line, or 0 if the profile is no line.
+    """Return the rise of a profile along its least-squares line, or 0 if the profile is not a line.
 
     A profile is a line if the fit explains three quarters of the variance and no single step holds 70 % of the rise.
     """

@@ -59,7 +59,7 @@ def _groups(history: History, affected_L: NDArray[np.bool_], thawed: bool) -> li
     affected_of = Counter(m for i in affected for m in _modules(layers[i].module))
     groups: dict[str, list[int]] = {}
     for i in affected:
-        # outermost first, so that the largest module wins; a module of one tensor is no group
+        # outermost first, so that the largest module wins; a module of one tensor is not a group
         whole = (m for m in _modules(layers[i].module) if affected_of[m] == of[m] > 1)
         groups.setdefault(next(whole, layers[i].name), []).append(i)
     return [(name if len(group) > 1 else layers[group[0]].name, group) for name, group in groups.items()]

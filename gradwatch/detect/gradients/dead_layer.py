@@ -83,7 +83,7 @@ class DeadLayer:
     gradients that are None.
 
     When it is withdrawn: the layer had a gradient, at most `decades` - 1 below the median layer, for 20 steps in a row;
-    a router used more experts in each of 5 samples in a row; a latent told something again.
+    a router used more experts in each of 5 samples in a row; a latent carried information again.
 
     How it is detected: (1) Frozen tensors: their gradient was not zero before, and is exactly zero at each of the
     newest `steps` steps. More than half of the others have a gradient. (2) Tiny matrices: their gradient per element
@@ -96,7 +96,7 @@ class DeadLayer:
     no part. Routers in compiled or checkpointed regions are not seen, nor those that weight experts by a mask or
     `einsum`. (5) Zero inputs: at each of the newest `steps` steps, the bias of a layer has a gradient, and its weight
     has none, although it had one before. Nor has most of the model. (6) Latents: all deviations of the latent of a
-    variational autoencoder are close to those of the prior, so that it tells at most 0.2 nats about a sample.
+    variational autoencoder are close to those of the prior, so that it carries at most 0.2 nats about a sample.
 
     Exceptions to the rules: a branch whose gate starts near zero and opens late. An expert that is hardly ever chosen
     comes and goes (info), until it has been away for longer than chance explains (a share of the error budget). The
@@ -117,7 +117,7 @@ class DeadLayer:
 
     Args:
         every: Steps between two checks. 10: half of `steps`.
-        steps: Newest steps at each of which it must hold. 20: zero-initialized branches have warmed up by then.
+        steps: Newest steps that must all show it. 20: zero-initialized branches have warmed up by then.
         gone: Newest steps without a gradient for (3), and without a token for (4). 40: twice `steps`, as the layer came
             and went before.
         unused: Share of the experts, 0..1, above which a router that sends them no token has collapsed; below it,
@@ -126,11 +126,11 @@ class DeadLayer:
             cases, and half of all experts together in far fewer.
         decades: Gap in powers of ten. 5: healthy layers stayed within 1.6 (`scripts/studies/false_alarms.py`); a
             float32 update 5 orders of magnitude smaller than its neighbors' is negligible.
-        matrices: Least number of weight matrices for (2). 3: of two, either may be the odd one.
-        faded_steps: Kept steps up to the last gradient, at least, for (3). 48: 16 for each third.
-        faded_first_share: Share of the steps of the first third with a gradient, 0..1, at least, for (3). 0.5: a layer
+        matrices: Minimum number of weight matrices for (2). 3: of two, either may be the odd one.
+        faded_steps: Minimum number of kept steps up to the last gradient, for (3). 48: 16 for each third.
+        faded_first_share: Minimum share of the steps of the first third with a gradient, 0..1, for (3). 0.5: a layer
             that is used less was rare from the start.
-        faded_last_ratio: Share of the last third, in units of the share of the first, at most, for (3). 0.5: it is
+        faded_last_ratio: Maximum share of the last third, in units of the share of the first, for (3). 0.5: it is
             used half as often before it is gone.
         recovered: Samples in a row, with more experts in use, after which a router's finding is withdrawn. 5: a few may
             have them by chance.

@@ -59,7 +59,7 @@ class LayerImbalance:
         every: Steps between two checks. 10: it is there all the time or not at all.
         decades: Lead over the second largest, in powers of ten. 2.5: the largest lead in healthy runs was 1.1
             (`scripts/studies/false_alarms.py`); planted faults start at 3.
-        steps: Newest steps, the smallest lead of which counts. 10: a single batch is no imbalance.
+        steps: Newest steps over which the smallest lead counts. 10: a single batch is not an imbalance.
         raw: Norm of all other gradients, in units of a layer's own, if its inputs are `decades` beyond 1 in size. 0.1:
             none of 280 healthy runs had inputs as large and less than 0.3 left, including biases before a
             normalization, whose gradient is rounding.
@@ -165,7 +165,7 @@ class LayerImbalance:
             Synthetic(steps=40).imbalance(11, factor=50).history(),
         )
         yield Example(
-            "a single spike is no imbalance", Synthetic(steps=41).spike(step=40, factor=1e5, layers=4).history()
+            "a single spike is not an imbalance", Synthetic(steps=41).spike(step=40, factor=1e5, layers=4).history()
         )
         output = Synthetic(steps=40).imbalance(4, factor=1e4)
         output.grad_l2_TL[:, -1] = 3 * output.grad_l2_TL[:, 4]

@@ -97,7 +97,7 @@ class NoGradient:
         patience_factor: Factor of `patience` if a gradient may still come. 5: heads that train in turn, and experts,
             may wait that long for their first gradient.
         turn_frac: Fraction of the steps with a gradient, 0..1, below which a tensor comes and goes. 0.9: one step
-            in ten without a gradient, as the first of a branch that starts at zero, is no turn.
+            in ten without a gradient, as the first of a branch that starts at zero, is not a turn.
         moved: Measurements at which a tensor without gradient has moved if the loop updates it by hand. 2: weights that
             are loaded once move once.
         penalty_spread: Relative difference of two ratios of gradient to weight that are the same. 1e-5: norms in

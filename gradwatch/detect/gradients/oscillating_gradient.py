@@ -77,7 +77,7 @@ class OscillatingGradient:
             of a class in its batches may lower the loss of others.
         loss_ratio: Ratio of high to low losses, and of peaks to the valleys between them, for (1). 3: two thirds of the
             loss are learned and lost again in each swing.
-        returns: Times that the loss must rise back to its start within the window, for (1). 2: one rise is no swing.
+        returns: Times that the loss must rise back to its start within the window, for (1). 2: one rise is not a swing.
         peak_growth: Growth of the peaks of the loss from one window to the next, above which they follow targets that
             move, for (1). 1.25: peaks that return to their start do not grow.
         task_frac: Fraction of the steps with a gradient, and of the steps without one, 0..1, above which a tensor
@@ -218,7 +218,7 @@ class OscillatingGradient:
         yield Example("a policy gradient whose batches are pieces of episodes", pieces.history())
         yield Example("norms alternate, but the loss falls", Synthetic(steps=140).oscillating().history())
         yield Example(
-            "batches of one class each, of which some is learned", make_sorted_classes(gradient=0.85, loss=1.1), (None,)
+            "batches of one class each, partly learned", make_sorted_classes(gradient=0.85, loss=1.1), (None,)
         )
         yield Example("random batches of labels that cannot be learned", make_sorted_classes(gradient=0.2, loss=1.1))
         yield Example(

@@ -57,7 +57,7 @@ class RisingSparsity:
         rise: Rise of the envelope since the first 16 steps, 0..1. 0.35: a third of the units; the envelopes of healthy
             runs that rose as steadily rose by 0.3 at most.
         level: Envelope, 0..1, that must be reached. 0.35: below, it is within what healthy layers have.
-        steady: Fraction of pairs of blocks, 0..1, of which the later must be the higher. 0.85: Kendall's tau of 0.7,
+        steady: Fraction of pairs of blocks, 0..1, in which the later must be the higher. 0.85: Kendall's tau of 0.7,
             which 6 blocks without trend reach once in 36 tensors and 10 blocks once in 900.
         blocks: Least number of blocks. 6: fewer make no trend.
         creeping: Blocks of the window between a fifth and four fifths of the rise. 5: envelopes of healthy runs that

@@ -36,7 +36,7 @@ class GraphLeak:
     of its nodes. If all five marks are alive at step 16, also after a run of the garbage collector, the variables of
     the functions on the stack and the attributes of the model are searched for the tensor that keeps them. The line is
     the one that writes to this variable. The check is repeated from step 64, 512, 4096 and so on: a leak may begin
-    later. The graph of a tensor that is kept once, such as the best loss so far, is no leak. A list that is emptied
+    later. The graph of a tensor that is kept once, such as the best loss so far, is not a leak. A list that is emptied
     after an epoch counts if the first one has at least 17 steps: all of it is in memory at the end of the longest one.
 
     Source: PyTorch, Frequently Asked Questions ("Don't accumulate history across your training loop"),

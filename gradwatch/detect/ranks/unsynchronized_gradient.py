@@ -74,7 +74,7 @@ class UnsynchronizedGradient:
     patience: int = 20
 
     def detect(self, history: History) -> Iterator[Finding]:
-        """Yield a finding for gradients that are no average over the ranks."""
+        """Yield a finding for gradients that are not averaged over the ranks."""
         if event := next(events_of(history, RANK_FACTOR), None):
             factor = Quantity(key="rank.factor", value=event.values["factor"], label="gradient / average")
             what = "summed over the ranks" if event.values["factor"] > 1 else "divided twice by the number of ranks"

@@ -78,7 +78,7 @@ class LearningRateTooHigh:
     Exceptions to the rules: weights that are initialized near zero on purpose grow by large factors. Such matrices
     count from the size of the default initialization on, and not at all below 5 % of the usual. A linear model with
     well separated classes wants large weights. Growth does no harm (info) if `learned` of the first loss is gone, or
-    `learned_linear` in a linear model. A restart to a rate that the run has had before is no jump.
+    `learned_linear` in a linear model. A restart to a rate that the run has had before is not a jump.
 
     Source: Bottou et al. 2018, sec. 4, https://arxiv.org/abs/1606.04838; Goyal et al. 2017 on warm-up, sec. 2.2,
     https://arxiv.org/abs/1706.02677.

@@ -106,14 +106,14 @@ class LearningRateTooLow:
             schedule. 3: it takes 1/50 (cosine) to 1/4 (milestones) of a run.
         slow: Rate of a group, over the largest rate, up to which it is a mistake, for (2). 0.0001: fine-tuning uses
             1/100, or 1/200 in steps.
-        square_rate: Rate given to the optimizer up to which its square is no accident, for (3). 0.02: at 0.1, the first
-            epoch of a warm-up over ten epochs has a factor of 0.1.
+        square_rate: Rate given to the optimizer up to which its square is not an accident, for (3). 0.02: at 0.1, the
+            first epoch of a warm-up over ten epochs has a factor of 0.1.
         square_low: Largest rate, over the square, from which it is the square. 0.8: it stays below 1 if a warm-up is
             multiplied by a cosine that falls meanwhile.
         square_high: Largest rate, over the square, up to which it is the square. 1.01: it exceeds 1 by rounding alone.
         square_steps: Steps since the largest rate after which the warm-up is over, for (3). 10: a warm-up
             reaches a new largest rate at nearly every step.
-        square_level: Steps at the largest rate after which it is no stage of a warm-up, for (3). 100: its stages
+        square_level: Steps at the largest rate after which it is not a stage of a warm-up, for (3). 100: its stages
             are shorter.
         square_end: Rate, over the square, that withdraws a finding of (3). 2: the schedule has been corrected.
         reached: Newest rate, over the one that the optimizer was given, up to which a warm-up was too long, for (4).
@@ -237,7 +237,7 @@ class LearningRateTooLow:
         if initial is not None:
             end = corrected_step(history, initial, correction=self.square_end)
             return None if end is None else Recovery(end, "the learning rate rose above the square of the optimizer's")
-        # a single large update is no recovery
+        # a single large update is not a recovery
         if finding.names:
             level_T = group_levels(history, tensors_of(history, finding))
         else:

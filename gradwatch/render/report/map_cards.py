@@ -36,9 +36,9 @@ class MapCard:
         title: The sample, its label and the output that is explained.
         verdict: `holds`, `misleads` or `cannot tell`.
         headline: The verdict with the method.
-        png: The image and the map over it, in base64; empty if the sample is no image.
+        png: The image and the map over it, in base64; empty if the sample is not an image.
         size: Width and height of the picture.
-        tokens: Tokens in their order with their values; empty if the sample is no text.
+        tokens: Tokens in their order with their values; empty if the sample is not text.
         bars: The largest features with their values; empty if there is a picture or a text.
         evidence: Each experiment with its result.
         reasons: Reasons against the map.

@@ -57,7 +57,7 @@ class Block(NamedTuple):
 
     Args:
         steps_P: Steps of the points, increasing.
-        values: Values of shape (P,) by tag. A nan is no point, except in the charts `SHOWN_AS_NAN`.
+        values: Values of shape (P,) by tag. A nan adds no point, except in the charts `SHOWN_AS_NAN`.
     """
 
     steps_P: Steps

@@ -160,7 +160,7 @@ def _try_other_seed(runner: TrialRunner, finding: Finding) -> Experiment:
     seed = config_of(runner.run).run.seed + 1
     change = Remedy(text=f"seed {seed} instead", patch={"run.seed": seed})
     runner.progress(f"trying seed {seed}")
-    # from the start, where a seed acts; without a change, since another seed is no remedy
+    # from the start, where a seed acts; without a change, since another seed is not a remedy
     return replace(_train_with(runner, finding, change, None), change=None, axis="chance")
 
 

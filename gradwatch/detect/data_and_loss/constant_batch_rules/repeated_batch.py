@@ -5,7 +5,7 @@ mean equal batches. The required number of repeats depends on the run. If other 
 must come `again` times as often as each of them. If the loop passes the tensor of step 0 again, the batch may be a
 collection that reinforcement learning uses for many updates.
 
-A batch that may be all the data is reported as info: full-batch training is no mistake.
+A batch that may be all the data is reported as info: full-batch training is not a mistake.
 """
 
 # T = steps of a window, R = runs of equal batches

@@ -40,7 +40,7 @@ def find_climbing_loss(history: History, *, growth: float, highs: float, wait: f
     first, where = baseline_loss(history)
     # no healthy training takes a cross entropy far above chance level
     top = min([*chance_losses(history), float(np.fmax.reduce(first_steps(history, "loss")))])
-    # cheap: the newest loss is no multiple of the first ones
+    # cheap: the newest loss is not a multiple of the first ones
     is_larger = 0 < growth * top < loss_T[-1]
     if not is_larger or len(loss_T) < max(wait, 2 * BLOCK_STEPS) or not np.isfinite(loss_T).all():
         return None

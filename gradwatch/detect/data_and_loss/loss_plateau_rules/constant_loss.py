@@ -5,7 +5,7 @@ distances or similarities stops differing once all outputs are one point: a trip
 contrastive loss at the logarithm of the number of candidates. Both may be well below the first loss, which fell while
 the outputs collapsed.
 
-Not judged: loops that do not pass their batches, batches that are equal, and losses of which little is left.
+Not judged: loops that do not pass their batches, batches that are equal, and losses with little left to lose.
 """
 
 # T = steps of a window

@@ -76,7 +76,7 @@ def has_fallen(history: History, *, fall: float, single: float) -> bool:
         fall: Fall of the loss, as a fraction, that counts as a fall.
         single: A single newest loss, in units of the largest fallen one, that counts as a fall.
     """
-    # of the baseline, not the first loss: a fall to chance level is no progress
+    # of the baseline, not the first loss: a fall to chance level is not progress
     least = (1 - fall) * baseline_loss(history)[0]
     lowest = np.fmin.reduce(history.scalar("loss", WINDOW_STEPS))
     return bool(least <= 0 or newest_loss(history, WINDOW_STEPS) < least or lowest < single * least)

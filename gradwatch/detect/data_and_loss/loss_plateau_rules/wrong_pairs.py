@@ -1,6 +1,6 @@
 """Find losses and layers that mix the wrong numbers, in the events of the probe that reads the autograd graph.
 
-Predictions (n, 1) against targets (n,) make n x n differences, of which the model can only learn the mean. So does a
+From predictions (n, 1) and targets (n,) come n x n differences, and the model can learn only their mean. So does a
 single prediction, which a model that pools over all samples makes for n targets. Calling `view` instead of `transpose`
 mixes classes with time: the softmax then covers other values than the outputs at one position. A recurrent layer that
 gets (samples, steps, features) without `batch_first=True` runs along the samples. Labels that both the data set and the

@@ -39,7 +39,7 @@ def router_of(history: History, name: str) -> int | None:
 
 
 def experts_of(history: History, activation: int) -> dict[str, list[int]]:
-    """Return the tensors of each expert of a router by the name of the expert; empty if the experts are no modules.
+    """Return the tensors of each expert of a router by the name of the expert; empty if the experts are not modules.
 
     Experts are numbered modules next to the router, or next to its parent, as many as its outputs: `moe.experts.0` for
     `moe.gate` and for `moe.gate.linear`.

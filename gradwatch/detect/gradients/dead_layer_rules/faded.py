@@ -1,4 +1,4 @@
-"""Find layers that fall out of use by degrees: their gradient comes more and more rarely, and then no longer.
+"""Find layers that gradually fall out of use: their gradient comes more and more rarely, and then not at all.
 
 A rate of skipping that rises until it is 1, as of stochastic depth or of a modality, or a choice among branches that
 settles on others, ends the learning of a layer though nothing in it died. The gradient of a skipped layer is None or
@@ -35,7 +35,7 @@ from gradwatch.records import Quantity
 def find_faded(
     history: History, *, kind: str, every: int, gone: int, steps: int, first_share: float, last_ratio: float
 ) -> Iterator[Sign]:
-    """Yield a sign for each module that fell out of use by degrees.
+    """Yield a sign for each module that gradually fell out of use.
 
     Args:
         history: History of the run.

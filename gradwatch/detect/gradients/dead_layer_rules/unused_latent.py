@@ -1,4 +1,4 @@
-"""Find a latent that says nothing about its samples: the posterior of an autoencoder has collapsed to the prior.
+"""Find a latent that carries no information on its samples: an autoencoder's posterior has collapsed to the prior.
 
 The decoder ignores the latent, often because it sees the outputs before, and the divergence pulls every dimension to
 the prior. The encoder then has nothing to learn, and its gradient is noise.
@@ -20,7 +20,7 @@ NATS = "latent.nats"
 
 
 def find_unused_latent(history: History, *, patience: int) -> Iterator[Sign]:
-    """Yield a sign if the newest reads of a latent say that it tells nothing.
+    """Yield a sign if the newest reading of a latent shows that it carries no information.
 
     Args:
         history: History of the run.

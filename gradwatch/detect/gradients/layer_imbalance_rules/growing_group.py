@@ -40,7 +40,7 @@ def find_growing_group(
         history: History of the run.
         kind: Kind of the resulting finding.
         decades: Minimum distance of the smallest matrix of the part from the largest of the rest, in powers of ten.
-        steps: Newest steps, of which the smallest distance counts.
+        steps: Newest steps over which the smallest distance counts.
         size: Minimum number of matrices in the part, and in the rest.
         first_decades: Maximum distance of the part from the rest at the start, in powers of ten.
         rest_fall_decades: Maximum fall of the rest since the start, in powers of ten.

@@ -29,7 +29,7 @@ def find_dominant_heads(history: History, *, decades: float, steps: int, head_st
     Args:
         history: History of the run.
         decades: Minimum lead over the second largest head, in powers of ten.
-        steps: Newest steps, of which the smallest lead counts.
+        steps: Newest steps over which the smallest lead counts.
         head_steps: Number of first steps in which heads are compared.
     """
     if history.step >= head_steps:

@@ -37,7 +37,7 @@ def find_leading_matrix(
     Args:
         history: History of the run.
         decades: Minimum lead over the second largest matrix, in powers of ten.
-        steps: Newest steps, of which the smallest lead counts.
+        steps: Newest steps over which the smallest lead counts.
         matrices: Minimum number of weight matrices.
         shallow_matrices: Maximum number of weight matrices with which the output layer counts too.
         output_input_size: Size of the output layer's inputs below which it does not lead.

@@ -34,7 +34,7 @@ def find_unscaled_inputs(
     Args:
         history: History of the run.
         decades: Minimum size of the inputs, and distance of another matrix below the layer, in powers of ten.
-        steps: Newest steps at each of which this must hold.
+        steps: Newest steps that must all show it.
         raw: Maximum norm of all other gradients over the layer's norm.
         starved: Maximum gradient of another matrix over the layer's, in units of 1 / input size.
         own_rate: Rate of the layer's group, over the lowest rate of the others, that makes up for its gradient.

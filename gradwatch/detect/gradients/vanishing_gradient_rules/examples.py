@@ -27,7 +27,7 @@ def make_forgetful() -> Synthetic:
 
 
 def make_in_turn() -> Synthetic:
-    """Return a run of two models that are trained in turn, of which the first gets far smaller gradients."""
+    """Return a run of two models that are trained in turn; the first gets far smaller gradients."""
     made = Synthetic(steps=40).vanishing(decades=6)
     made.grad_l2_TL[:35, 6:] = made.grad_l2_TL[35:, :6] = np.nan
     return made

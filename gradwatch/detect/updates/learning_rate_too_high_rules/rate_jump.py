@@ -13,7 +13,7 @@ from gradwatch.history.store import History
 from gradwatch.records import Quantity
 
 BLOCK_STEPS = 6
-"""Steps before and after a jump that show its effect by their median loss. The start of a warm-up is no jump."""
+"""Steps before and after a jump that show its effect by their median loss. The start of a warm-up is not a jump."""
 
 
 def find_rate_jump(history: History, *, jump: float, worse: float) -> Sign | None:

@@ -49,7 +49,7 @@ def make_outweighed(*, share: float = 0.01, lr: float = 1e-3) -> History:
 
 
 def make_looked_up(*, lr: float, unread: float) -> History:
-    """Return a run with embeddings only, of which each batch leaves a fraction `unread` of the rows unread."""
+    """Return a run with embeddings only, in which each batch leaves a fraction `unread` of the rows unread."""
     made = Synthetic(steps=60, lr=lr)
     made.info = replace(made.info, layers=tuple(replace(i, module_type="Embedding") for i in made.info.layers))
     made.zero_frac_TL[:] = unread

@@ -55,7 +55,7 @@ def find_slow_groups(
     # if nothing moves, the finding is for the run
     if not (ratio_TL[-samples:, ~is_slow_L] >= ratio).any(axis=1).all():
         return
-    # the rate is a matter of the whole group, of which some tensors have larger updates than others
+    # the rate belongs to the whole group, in which some tensors have larger updates than others
     group_L = np.array([-1 if layer.group is None else layer.group for layer in history.info.layers])
     affected_L = np.isin(group_L, group_L[still_L]) & has_gradient_L
     severity = severity_after(history, detector.kind)

@@ -28,10 +28,10 @@ def find_squared_rate(
     Args:
         history: History of the run.
         left: Part of the first loss that must remain.
-        given: Learning rate given to the optimizer up to which its square is no accident.
+        given: Learning rate given to the optimizer up to which its square is not an accident.
         peak: Lowest and highest ratio of the largest rate to the square.
         falling_steps: Steps since the largest rate after which a warm-up is over.
-        level_steps: Steps at the largest rate after which it is no stage of a warm-up.
+        level_steps: Steps at the largest rate after which it is not a stage of a warm-up.
     """
     if history.step >= WINDOW:
         return None
