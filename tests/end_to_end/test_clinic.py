@@ -20,7 +20,7 @@ from gradwatch.train.loop import train
 ROOT = Path(__file__).parents[2]
 CLINIC = ROOT / "configs" / "clinic"
 WIDTH = 80
-MAX_LINES = 18
+MAX_LINES = 19
 """Most lines of a summary, which leaves a screen of 24 lines room for the findings above it."""
 EXPECT = re.compile(r"^# expect: (?P<kind>[a-z0-9-]+)(?: \((?P<code>GW\d{3})\)(?: in (?P<layer>\S+))?)?$")
 """The second line of a config: what it must be diagnosed as, and where its layer's name begins unless it is the run."""
