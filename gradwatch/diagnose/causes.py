@@ -358,12 +358,28 @@ CAUSES: tuple[Cause, ...] = (
         source="StackOverflow 42800203, https://stackoverflow.com/questions/42800203",
     ),
     Cause(
+        id="one-step-sequences",
+        name="sequences of one step",
+        leads={"no-gradient": 20},
+        requires=frozenset({Condition.STATE_WEIGHTS, Condition.ZERO_GRADIENT}),
+        because="The layer starts each sequence from a state of zeros, and a sequence of one step never uses another.",
+        confirm="Print the shape of the layer's input: its axis of steps has length 1.",
+        remedies=("several_steps",),
+        source="PyTorch, LSTM, https://pytorch.org/docs/stable/generated/torch.nn.LSTM.html, h_0 and the sum over W_hh",
+    ),
+    Cause(
         id="zeroed-branch",
         name="branch multiplied by zero",
         leads={"no-gradient": 3, "dead-layer": 4, "saturated-activation": 0.3},
         explains={"vanishing-gradient": 1.5, "saturated-activation": 3, "layer-imbalance": 1.5},
         excludes=frozenset(
-            {Condition.WHOLE_RUN, Condition.LAST_ACTIVATION, Condition.NONE_GRADIENT, Condition.CONSTANT_OUTPUT}
+            {
+                Condition.WHOLE_RUN,
+                Condition.LAST_ACTIVATION,
+                Condition.NONE_GRADIENT,
+                Condition.CONSTANT_OUTPUT,
+                Condition.STATE_WEIGHTS,  # a gate stops the gradients of the inputs' weights, too
+            }
         ),
         conditions={Condition.ZERO_GRADIENT: 4, Condition.SHUT: 20},
         because="A closed gate, or a frozen normalization scale of zero, multiplies the gradient by zero.",

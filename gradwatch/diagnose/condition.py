@@ -17,6 +17,9 @@ class Condition(enum.Enum):
     EMBEDDING = enum.auto()
     """The finding concerns an embedding."""
 
+    STATE_WEIGHTS = enum.auto()
+    """The finding concerns the weights of a recurrent layer that multiply its state."""
+
     RECURRENT = enum.auto()
     """The model has recurrent modules."""
 

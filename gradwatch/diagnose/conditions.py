@@ -44,7 +44,7 @@ from gradwatch.events import (
     WEIGHTS_STILL,
 )
 from gradwatch.history.store import History
-from gradwatch.records import Finding
+from gradwatch.records import Finding, LayerInfo
 
 SATURATING = ("Sigmoid", "Tanh", "Hardsigmoid", "Hardtanh")
 RECURRENT = ("RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell")
@@ -141,6 +141,7 @@ def _of_layer(history: History, leading: Finding) -> dict[Condition, bool]:
         Condition.SOFTMAX: is_softmax,
         # `all` of no tensor is True
         Condition.EMBEDDING: bool(affected) and all("Embedding" in layer.module_type for layer in affected),
+        Condition.STATE_WEIGHTS: bool(affected) and all(_multiplies_state(layer) for layer in affected),
         Condition.IN_OPTIMIZER: any(layer.group is not None for layer in affected),
         Condition.LAST_ACTIVATION: is_last,
         Condition.TARGETS_OUT_OF_RANGE: is_beyond or (is_last and leading.kind == "saturated-activation"),
@@ -244,6 +245,11 @@ def _of_events(history: History, leading: Finding) -> dict[Condition, bool]:
         Condition.BAD_BATCH: BATCH_NONFINITE.name in kinds,
         Condition.GOOD_BATCH: BATCH_FINITE.name in kinds,
     }
+
+
+def _multiplies_state(layer: LayerInfo) -> bool:
+    """Return whether a tensor is the weight of a recurrent layer that multiplies its state."""
+    return layer.module_type in RECURRENT and layer.name.rpartition(".")[2].startswith("weight_hh")
 
 
 def _is_linear(activations: set[str], modules: set[str], history: History) -> bool:

@@ -155,6 +155,16 @@ class Gated(nn.Module):
         return self.head((self.skip(x) + self.gate * self.branch(x)).relu())
 
 
+class LastState(nn.Module):
+    def __init__(self, fixed):
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(2 if fixed else 8, 16, batch_first=True), nn.Linear(16, 4)
+        self.shape = (4, 2) if fixed else (1, 8)
+
+    def forward(self, x):
+        return self.head(self.lstm(x.view(-1, *self.shape))[0][:, -1])
+
+
 class Attention(nn.Module):
     def __init__(self, fixed):
         super().__init__()
@@ -477,6 +487,7 @@ LOOPS = {
             else F.mse_loss(model(x).softmax(1)[:, 0], (y > 1).float())
         ),
     ),
+    "one-step": Loop(kind="no-gradient", cause="one-step-sequences", remedy="several_steps", model=LastState),
     "gate": Loop(kind="no-gradient", cause="zeroed-branch", remedy="open_gate", model=Gated),
     "dead": Loop(is_code=True, kind="dead-relu", cause="dead-relus", remedy="leaky_relu", model=negative_bias),
     "negative": Loop(is_code=True, kind="dead-relu", cause="dead-relus", remedy="kaiming", model=negative_weights),
