@@ -56,8 +56,9 @@ class ExplodingGradient:
     out.
 
     Exceptions to the rules: norms that rise while the loss falls are the end of a plateau and do not count. A
-    curriculum that gets harder raises both, but by less. A loss that is a value of a game (GAN, policy gradient) may
-    rise for good reasons. A climb after the learning rate has jumped by `rate_jump` is info.
+    curriculum that gets harder raises both, but by less. A loop that goes on to other data raises the loss in one step,
+    and not after it. A loss that is a value of a game (GAN, policy gradient) may rise for good reasons. A climb after
+    the learning rate has jumped by `rate_jump` is info.
 
     Source: Pascanu et al. 2013, https://arxiv.org/abs/1211.5063, sec. 2 and 3; He et al. 2015,
     https://arxiv.org/abs/1502.01852, sec. 2.2; Arjovsky et al. 2017, https://arxiv.org/abs/1701.07875, sec. 3, on
@@ -204,6 +205,10 @@ class ExplodingGradient:
         stage.grad_l2_TL[80:] *= 3
         stage.loss_T[80:] *= 2.5
         yield Example("a harder stage of a curriculum", stage.history())
+        data = Synthetic(steps=160)
+        data.grad_l2_TL[80:] *= 100
+        data.loss_T[:80], data.loss_T[80:] = 0.5, 1.5
+        yield Example("a converged model goes on to other data", data.history())
         yield Example("a critic that nothing bounds", make_falling_loss(power=2.5), (None,))
         yield Example("a critic that grows until its penalty holds it", make_falling_loss(power=2.5, held=30))
         yield Example("a bound on information grows out of a small layer", make_falling_loss(power=2.5, grown=0.001))

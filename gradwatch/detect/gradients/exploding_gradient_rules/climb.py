@@ -1,7 +1,8 @@
 """Find norms that climb exponentially: norm and loss exceed all values of the first half of the window.
 
 The loss has to climb too, because norms also rise at the end of a plateau while the loss falls. A curriculum that gets
-harder raises both, but by less. A loss that is the value of a game may rise for good reasons.
+harder raises both, but by less. A loss that is the value of a game may rise for good reasons. A loop that goes on to
+other data raises both in one step, and then they fall.
 """
 
 # T = steps of a window, L = parameter tensors
@@ -89,7 +90,16 @@ def _is_loss_rising(history: History, half: int, *, loss_factor: float) -> bool:
     first = float(np.fmax.reduce(first_steps(history, "loss", BLOCK_STEPS)))
     if low <= 0:  # a loss around zero has no factor: it must rise as far above the past as the past is wide
         return newest > high + (loss_factor - 1) * (high - low) and newest > first
-    return newest > loss_factor * max(high, first)
+    return newest > loss_factor * max(high, first) and not _is_new_stage(loss_T, high, loss_factor=loss_factor)
+
+
+def _is_new_stage(loss_T: Floats, high: float, *, loss_factor: float) -> bool:
+    """Return whether all of the rise came in one step, and the loss has not risen since: growth takes several steps."""
+    past_T = np.flatnonzero(loss_T <= high)
+    if not past_T.size or past_T[-1] + 2 >= len(loss_T):  # too few steps to tell
+        return False
+    risen_T = loss_T[past_T[-1] + 1 :]
+    return bool(risen_T[0] > loss_factor * loss_T[past_T[-1]] and median(risen_T[1:]) <= risen_T[0])
 
 
 def _is_known(history: History, kind: str, *, rate_jump: float) -> bool:
