@@ -358,6 +358,16 @@ CAUSES: tuple[Cause, ...] = (
         source="StackOverflow 42800203, https://stackoverflow.com/questions/42800203",
     ),
     Cause(
+        id="derivatives-alone",
+        name="loss of derivatives alone",
+        leads={"no-gradient": 20},
+        requires=frozenset({Condition.OFFSET_OF_DERIVATIVES, Condition.NONE_GRADIENT}),
+        because="The derivatives of the outputs by the inputs do not depend on a bias that is added last.",
+        confirm="Add a constant to the outputs: the loss does not change.",
+        remedies=("fix_offset",),
+        source="Raissi et al. 2019, https://doi.org/10.1016/j.jcp.2018.10.045, sec. 3, the loss of the boundary data",
+    ),
+    Cause(
         id="one-step-sequences",
         name="sequences of one step",
         leads={"no-gradient": 20},

@@ -17,6 +17,9 @@ class Condition(enum.Enum):
     EMBEDDING = enum.auto()
     """The finding concerns an embedding."""
 
+    OFFSET_OF_DERIVATIVES = enum.auto()
+    """The finding concerns a bias, and the loss may be made of derivatives by the inputs."""
+
     STATE_WEIGHTS = enum.auto()
     """The finding concerns the weights of a recurrent layer that multiply its state."""
 

@@ -25,6 +25,7 @@ from gradwatch.events import (
     BATCH_NONFINITE,
     BROADCAST,
     CONSTANT_SOFTMAX,
+    DERIVATIVE,
     HEADS,
     LABELS_EQUAL,
     LOG_OF_SOFTMAX,
@@ -133,7 +134,9 @@ def _of_layer(history: History, leading: Finding) -> dict[Condition, bool]:
     is_gain = any(q.key == "backward.gain_decades" for q in leading.evidence)
     input_size = _input_size(history, None if is_gain else leading.layer)
     is_last = bool(activations) and leading.layer == activations[-1].name and not is_softmax
-    is_beyond = any(event.kind == TARGETS_UNREACHABLE.name for event in history.events)
+    kinds = {event.kind for event in history.events}
+    is_beyond = TARGETS_UNREACHABLE.name in kinds
+    is_bias = bool(affected) and all(len(layer.shape) == 1 for layer in affected)
     return {
         Condition.LARGE_INPUTS: input_size > LARGE_INPUT,
         Condition.USUAL_INPUTS: input_size < USUAL_INPUT,
@@ -141,6 +144,7 @@ def _of_layer(history: History, leading: Finding) -> dict[Condition, bool]:
         Condition.SOFTMAX: is_softmax,
         # `all` of no tensor is True
         Condition.EMBEDDING: bool(affected) and all("Embedding" in layer.module_type for layer in affected),
+        Condition.OFFSET_OF_DERIVATIVES: is_bias and DERIVATIVE.name in kinds,
         Condition.STATE_WEIGHTS: bool(affected) and all(_multiplies_state(layer) for layer in affected),
         Condition.IN_OPTIMIZER: any(layer.group is not None for layer in affected),
         Condition.LAST_ACTIVATION: is_last,

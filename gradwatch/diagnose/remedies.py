@@ -262,6 +262,10 @@ KNOWN: dict[str, Build] = {
     ),
     "freeze_target": _fixed("compute the targets with a frozen copy of the model, updated every few hundred steps"),
     "open_gate": _fixed("check what multiplies {where}: open its gate, or train the scale of its normalization"),
+    "fix_offset": _fixed(
+        "add a term of the outputs themselves to the loss, such as a boundary or an initial value; if only derivatives "
+        "matter, freeze {where}"
+    ),
     "several_steps": _fixed(
         "give {where} sequences of several steps, of shape (batch, steps, features) with batch_first=True, or replace "
         "the layer by a linear one"
