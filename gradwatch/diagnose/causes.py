@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import final
 
-from gradwatch.diagnose.condition import Condition
+from gradwatch.diagnose.condition import Condition, Fact, RankCondition
 
 
 @final
@@ -39,9 +39,9 @@ class Cause:
     leads: Mapping[str, float]
     explains: Mapping[str, float] = field(default_factory=dict)
     announced_by: frozenset[str] = frozenset()
-    requires: frozenset[Condition] = frozenset()
-    excludes: frozenset[Condition] = frozenset()
-    conditions: Mapping[Condition, float] = field(default_factory=dict)
+    requires: frozenset[Fact] = frozenset()
+    excludes: frozenset[Fact] = frozenset()
+    conditions: Mapping[Fact, float] = field(default_factory=dict)
     because: str
     confirm: str
     remedies: tuple[str, ...]
@@ -1156,7 +1156,7 @@ CAUSES: tuple[Cause, ...] = (
         name="gradients not averaged over the ranks",
         leads={"unsynchronized-gradient": 12},
         explains={"rank-divergence": 4},
-        excludes=frozenset({Condition.RANK_CLIPPED, Condition.RANK_FACTOR}),
+        excludes=frozenset({RankCondition.CLIPPED, RankCondition.FACTOR}),
         because="The backward pass bypasses the wrapper that averages, or even the last micro-batch is in no_sync().",
         confirm="Print the norm of a gradient on each rank before optimizer.step(): they must be equal.",
         remedies=("average_gradients",),
@@ -1166,7 +1166,7 @@ CAUSES: tuple[Cause, ...] = (
         id="clipped-before-average",
         name="gradients clipped before the average over the ranks",
         leads={"unsynchronized-gradient": 20},
-        requires=frozenset({Condition.RANK_CLIPPED}),
+        requires=frozenset({RankCondition.CLIPPED}),
         because="Each rank scales its own gradient, so the average has another direction and another norm.",
         confirm="Print the norm of a gradient on each rank just before it is clipped: they must be equal.",
         remedies=("clip_after_average",),
@@ -1177,7 +1177,7 @@ CAUSES: tuple[Cause, ...] = (
         name="gradients not divided by the number of ranks, or divided twice",
         leads={"unsynchronized-gradient": 20},
         explains={"learning-rate-too-high": 3, "exploding-gradient": 2, "learning-rate-too-low": 3},
-        requires=frozenset({Condition.RANK_FACTOR}),
+        requires=frozenset({RankCondition.FACTOR}),
         because="all_reduce sums the gradients; the average needs one division by the number of ranks.",
         confirm="Compare a gradient with the mean of the gradients of all ranks before the reduction.",
         remedies=("divide_by_ranks",),
@@ -1187,7 +1187,7 @@ CAUSES: tuple[Cause, ...] = (
         id="different-replicas",
         name="weights that differ between the ranks",
         leads={"rank-divergence": 12},
-        excludes=frozenset({Condition.RANK_MOMENTS}),
+        excludes=frozenset({RankCondition.MOMENTS}),
         because="Equal gradients keep weights equal only if they were equal at first, and nothing else changes them.",
         confirm="Compare the norms of all weights between the ranks before the first step.",
         remedies=("broadcast_weights",),
@@ -1197,7 +1197,7 @@ CAUSES: tuple[Cause, ...] = (
         id="different-moments",
         name="optimizer states that differ between the ranks",
         leads={"rank-divergence": 12},
-        requires=frozenset({Condition.RANK_MOMENTS}),
+        requires=frozenset({RankCondition.MOMENTS}),
         because="DDP averages gradients and broadcasts weights, but each rank keeps its own moments.",
         confirm="Print len(optimizer.state) and the norm of a moment on each rank: they must be equal.",
         remedies=("load_optimizer",),
@@ -1208,7 +1208,7 @@ CAUSES: tuple[Cause, ...] = (
         name="ranks that train on the same data",
         leads={"rank-data": 12},
         explains={"overfitting": 2},
-        excludes=frozenset({Condition.RANK_ORDER}),
+        excludes=frozenset({RankCondition.ORDER}),
         because="Without a sampler that knows the rank, each rank reads the whole dataset.",
         confirm="Print the first labels of a batch on each rank: they must differ.",
         remedies=("split_data",),
@@ -1219,7 +1219,7 @@ CAUSES: tuple[Cause, ...] = (
         name="DistributedSampler without set_epoch",
         leads={"rank-data": 12},
         explains={"overfitting": 1.5},
-        requires=frozenset({Condition.RANK_ORDER}),
+        requires=frozenset({RankCondition.ORDER}),
         because="DistributedSampler shuffles with its seed + its epoch, which stays 0 unless the loop sets it.",
         confirm="Print the first labels of the first batch in two epochs: they must differ.",
         remedies=("set_epoch",),
@@ -1230,7 +1230,7 @@ CAUSES: tuple[Cause, ...] = (
         name="NaN or Inf in the data of one rank",
         leads={"rank-non-finite": 20, "non-finite": 40},
         explains={"exploding-gradient": 2, "gradient-spike": 2, "dead-layer": 2},
-        requires=frozenset({Condition.RANK_INPUTS_BAD}),
+        requires=frozenset({RankCondition.INPUTS_BAD}),
         because="The average of the gradients carries the NaN of one rank to all ranks in the same step.",
         confirm="Print torch.isfinite(batch).all() on that rank at that step.",
         remedies=("clean_data",),
@@ -1241,8 +1241,8 @@ CAUSES: tuple[Cause, ...] = (
         name="formula that fails on the batch of one rank",
         leads={"rank-non-finite": 10, "non-finite": 40},
         explains={"exploding-gradient": 2, "gradient-spike": 2, "dead-layer": 2},
-        requires=frozenset({Condition.RANK_NAN}),
-        excludes=frozenset({Condition.RANK_INPUTS_BAD}),
+        requires=frozenset({RankCondition.NAN}),
+        excludes=frozenset({RankCondition.INPUTS_BAD}),
         because="The average of the gradients carries the NaN of one rank to all ranks in the same step.",
         confirm="Run the step of that rank again: the rerun names the first bad operation.",
         is_confirmed_by_rerun=True,
@@ -1254,7 +1254,7 @@ CAUSES: tuple[Cause, ...] = (
         name="learning rates that differ between the ranks",
         leads={"rank-setting": 12},
         explains={"rank-divergence": 6},
-        requires=frozenset({Condition.RANK_RATES}),
+        requires=frozenset({RankCondition.RATES}),
         because="A scheduler reads the loss of its own rank, or runs on one rank only.",
         confirm="Print the learning rate on each rank after each step of the scheduler.",
         remedies=("same_rates",),
@@ -1266,7 +1266,7 @@ CAUSES: tuple[Cause, ...] = (
         name="running statistics that differ between the ranks",
         leads={"rank-setting": 12},
         explains={"train-eval-mismatch": 3},
-        requires=frozenset({Condition.RANK_BUFFERS}),
+        requires=frozenset({RankCondition.BUFFERS}),
         because="Each rank updates its buffers from its own batches, and only the buffers of rank 0 are saved.",
         confirm="Compare running_mean between the ranks when the forward pass begins.",
         remedies=("sync_statistics",),
@@ -1276,7 +1276,7 @@ CAUSES: tuple[Cause, ...] = (
         id="equal-seeds",
         name="equal random seeds on all ranks",
         leads={"rank-setting": 12},
-        requires=frozenset({Condition.RANK_DRAWS}),
+        requires=frozenset({RankCondition.DRAWS}),
         because="Equal seeds give equal dropout masks, so the noise of the ranks does not average out.",
         confirm="Print torch.initial_seed() on each rank.",
         remedies=("seed_by_rank",),

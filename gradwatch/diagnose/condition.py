@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from typing import TypeAlias
 
 
 class Condition(enum.Enum):
@@ -71,33 +72,6 @@ class Condition(enum.Enum):
 
     LATE = enum.auto()
     """The finding is after step 40."""
-
-    RANK_CLIPPED = enum.auto()
-    """Gradients that differ between the ranks were clipped."""
-
-    RANK_FACTOR = enum.auto()
-    """The gradients are a multiple of their average over the ranks."""
-
-    RANK_INPUTS_BAD = enum.auto()
-    """The inputs of one rank hold NaN or Inf."""
-
-    RANK_NAN = enum.auto()
-    """The loss of one rank became NaN or Inf while the losses of others were finite."""
-
-    RANK_RATES = enum.auto()
-    """The learning rates differ between the ranks."""
-
-    RANK_BUFFERS = enum.auto()
-    """The buffers differ between the ranks."""
-
-    RANK_MOMENTS = enum.auto()
-    """The states of the optimizers differ between the ranks."""
-
-    RANK_ORDER = enum.auto()
-    """Two epochs have the same order of samples."""
-
-    RANK_DRAWS = enum.auto()
-    """Several ranks draw the same random numbers."""
 
     CALM = enum.auto()
     """The gradient norms of the 16 steps before the finding were within 10 times the usual norm."""
@@ -260,3 +234,37 @@ class Condition(enum.Enum):
 
     GOOD_BATCH = enum.auto()
     """The inputs of a loss that was not finite are finite."""
+
+
+class RankCondition(enum.Enum):
+    """A fact about the ranks of a run that causes depend on."""
+
+    CLIPPED = enum.auto()
+    """Gradients that differ between the ranks were clipped."""
+
+    FACTOR = enum.auto()
+    """The gradients are a multiple of their average over the ranks."""
+
+    INPUTS_BAD = enum.auto()
+    """The inputs of one rank hold NaN or Inf."""
+
+    NAN = enum.auto()
+    """The loss of one rank became NaN or Inf while the losses of others were finite."""
+
+    RATES = enum.auto()
+    """The learning rates differ between the ranks."""
+
+    BUFFERS = enum.auto()
+    """The buffers differ between the ranks."""
+
+    MOMENTS = enum.auto()
+    """The states of the optimizers differ between the ranks."""
+
+    ORDER = enum.auto()
+    """Two epochs have the same order of samples."""
+
+    DRAWS = enum.auto()
+    """Several ranks draw the same random numbers."""
+
+
+Fact: TypeAlias = Condition | RankCondition

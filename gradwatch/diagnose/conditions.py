@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from gradwatch.diagnose.condition import Condition
+from gradwatch.diagnose.condition import Condition, Fact, RankCondition
 from gradwatch.diagnose.gradient_noise import noise_scale
 from gradwatch.diagnose.graph_notes import layers_of
 from gradwatch.diagnose.run_numbers import (
@@ -90,7 +90,7 @@ STEEP = 1e3
 """Gradient norm in units of the loss: with weights of order 1, a step of 1/1000 would undo all of the loss."""
 
 
-def conditions_of(history: History, leading: Finding) -> frozenset[Condition]:
+def conditions_of(history: History, leading: Finding) -> frozenset[Fact]:
     """Return the conditions that hold for a finding; `Condition` defines them."""
     if history.step < 0:  # the first step ran out of memory: it has no numbers
         return frozenset()
@@ -105,7 +105,7 @@ def conditions_of(history: History, leading: Finding) -> frozenset[Condition]:
     return frozenset(condition for condition, is_so in holds.items() if is_so)
 
 
-def _of_model(history: History) -> dict[Condition, bool]:
+def _of_model(history: History) -> dict[Fact, bool]:
     info = history.info
     activations = {a.module_type for a in info.activations}
     modules = {layer.module_type for layer in info.layers}
@@ -124,7 +124,7 @@ def _of_model(history: History) -> dict[Condition, bool]:
     }
 
 
-def _of_layer(history: History, leading: Finding) -> dict[Condition, bool]:
+def _of_layer(history: History, leading: Finding) -> dict[Fact, bool]:
     activations = history.info.activations
     own = {a.module_type for a in activations if a.name == leading.layer}
     # a parameter is not an activation: then any softmax of the model counts
@@ -152,7 +152,7 @@ def _of_layer(history: History, leading: Finding) -> dict[Condition, bool]:
     }
 
 
-def _of_evidence(leading: Finding) -> dict[Condition, bool]:
+def _of_evidence(leading: Finding) -> dict[Fact, bool]:
     evidence = {q.key: q.value for q in leading.evidence}
     return {
         # a finding without this evidence gives None, which is not 0
@@ -171,13 +171,13 @@ def _of_evidence(leading: Finding) -> dict[Condition, bool]:
         Condition.EMPTY_MEAN: evidence.get("loss.values") == 0,
         Condition.UPDATES_MISSING: evidence.get("update.ratio.largest") == 0,
         Condition.ZERO_LOSS: "loss.zero_steps" in evidence,
-        Condition.RANK_CLIPPED: "rank.clipped" in evidence,
-        Condition.RANK_FACTOR: "rank.factor" in evidence,
-        Condition.RANK_RATES: "rank.rate" in evidence,
-        Condition.RANK_BUFFERS: "rank.buffers" in evidence,
-        Condition.RANK_MOMENTS: "rank.moments" in evidence,
-        Condition.RANK_ORDER: "rank.epoch_steps" in evidence,
-        Condition.RANK_DRAWS: "rank.draws" in evidence,
+        RankCondition.CLIPPED: "rank.clipped" in evidence,
+        RankCondition.FACTOR: "rank.factor" in evidence,
+        RankCondition.RATES: "rank.rate" in evidence,
+        RankCondition.BUFFERS: "rank.buffers" in evidence,
+        RankCondition.MOMENTS: "rank.moments" in evidence,
+        RankCondition.ORDER: "rank.epoch_steps" in evidence,
+        RankCondition.DRAWS: "rank.draws" in evidence,
         Condition.UNUSED_EXPERTS: "routing.unused" in evidence,
         Condition.RATE_SQUARED: "lr.initial" in evidence,
         Condition.RATIO_AT_ONCE: evidence.get("policy.divergence.smallest", 0.0) > RATIO_NATS,
@@ -185,7 +185,7 @@ def _of_evidence(leading: Finding) -> dict[Condition, bool]:
     }
 
 
-def _of_rate(history: History, leading: Finding) -> dict[Condition, bool]:
+def _of_rate(history: History, leading: Finding) -> dict[Fact, bool]:
     rate_T = history["lr.0"]
     jump = measure_run(history, until=leading.step).jumped_at
     is_sgd = history.info.optimizer == "SGD" and bool(rate_T[-1] <= MODERATE_RATE)
@@ -197,7 +197,7 @@ def _of_rate(history: History, leading: Finding) -> dict[Condition, bool]:
     }
 
 
-def _of_norms(history: History, leading: Finding) -> dict[Condition, bool]:
+def _of_norms(history: History, leading: Finding) -> dict[Fact, bool]:
     step, noise = leading.step, noise_scale(history)
     spikes = [f.step for f in history.findings if f.kind == "gradient-spike"]
     return {
@@ -215,7 +215,7 @@ def _of_norms(history: History, leading: Finding) -> dict[Condition, bool]:
     }
 
 
-def _of_events(history: History, leading: Finding) -> dict[Condition, bool]:
+def _of_events(history: History, leading: Finding) -> dict[Fact, bool]:
     kinds = {event.kind for event in history.events if event.step <= leading.step}
     is_constant = CONSTANT_SOFTMAX.name in kinds
     # a layer that the loss does not use has a gradient of None
@@ -242,8 +242,8 @@ def _of_events(history: History, leading: Finding) -> dict[Condition, bool]:
         Condition.UNREGISTERED: UNREGISTERED.name in kinds,
         # `mode-` events name a module in the wrong mode
         Condition.STATISTICS_DIFFER: not any(kind.startswith("mode-") for kind in kinds),
-        Condition.RANK_NAN: RANK_LOSS_NONFINITE.name in kinds,
-        Condition.RANK_INPUTS_BAD: any(
+        RankCondition.NAN: RANK_LOSS_NONFINITE.name in kinds,
+        RankCondition.INPUTS_BAD: any(
             event.values["inputs"] == 1 for event in history.events if event.kind == RANK_LOSS_NONFINITE.name
         ),
         Condition.BAD_BATCH: BATCH_NONFINITE.name in kinds,

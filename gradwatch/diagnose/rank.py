@@ -10,7 +10,7 @@ from typing import final
 
 from gradwatch.diagnose.case import Case
 from gradwatch.diagnose.causes import CAUSES, Cause
-from gradwatch.diagnose.condition import Condition
+from gradwatch.diagnose.condition import Condition, Fact
 from gradwatch.diagnose.conditions import conditions_of
 from gradwatch.diagnose.confirmation import confirmation
 from gradwatch.diagnose.graph_notes import graph_notes
@@ -82,7 +82,7 @@ class _Candidate:
         return self.certainty * sum(gravest.values())
 
 
-def _best(left: Sequence[Finding], conditions: Callable[[Finding], frozenset[Condition]]) -> _Candidate | None:
+def _best(left: Sequence[Finding], conditions: Callable[[Finding], frozenset[Fact]]) -> _Candidate | None:
     """Return the cause that explains most of the remaining findings, or None if no cause fits."""
     candidates = []
     for leading in _leading(left):
@@ -101,9 +101,7 @@ def _leading(left: Sequence[Finding]) -> list[Finding]:
     return list({f.kind: f for f in reversed(left)}.values())  # reversed: the first one wins
 
 
-def _candidate(
-    cause: Cause, leading: Finding, left: Sequence[Finding], holds: frozenset[Condition]
-) -> _Candidate | None:
+def _candidate(cause: Cause, leading: Finding, left: Sequence[Finding], holds: frozenset[Fact]) -> _Candidate | None:
     """Return the findings that a cause explains if `leading` leads to it, or None if the cause is ruled out."""
     if leading.kind not in cause.leads or not cause.requires <= holds or cause.excludes & holds:
         return None
