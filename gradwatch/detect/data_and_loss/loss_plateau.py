@@ -241,7 +241,7 @@ class LossPlateau:
         is_proved = any(sign.layer == finding.layer for proof in proofs for sign in proof)
         if any(q.key == INWARD for q in finding.evidence):
             is_over = is_learned(history, left=self.constant_left)
-            return Recovery(history.step, "the model has learned all the same") if is_over else None
+            return Recovery(history.step, "the model has learned nevertheless") if is_over else None
         if is_proved or find_constant_predictions(history, patience=self.patience, travel=self.travel):
             return None
         end = fall_of_loss(history, fall=self.fall)

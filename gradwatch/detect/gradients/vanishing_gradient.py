@@ -122,7 +122,7 @@ class VanishingGradient:
         keys = {quantity.key for quantity in finding.evidence}
         end = fall_of_loss(history, fall=1 - self.stuck_frac)
         if PADDING in keys:
-            return None if end is None else Recovery(end, "the loss fell: what is left of the tokens is enough")
+            return None if end is None else Recovery(end, "the loss fell: enough of the tokens is left")
         if PER_MODULE not in keys:
             return None
         fall = fall_over_depth(history, modules=self.modules)

@@ -85,8 +85,8 @@ class MissingZeroGrad:
         if len(held) >= self.left:
             yield self._finding(
                 history,
-                "each update also holds the gradient that the loss of another optimizer leaves on its way through the "
-                "model: nothing clears it before the own backward pass",
+                "each update also uses the gradient that another optimizer's loss leaves in the model: nothing clears "
+                "it before the optimizer's own backward pass",
                 kept=len(held),
                 onset=held[0].step,
             )
@@ -125,7 +125,7 @@ class MissingZeroGrad:
         yield Example("the loss of a generator leaves gradients in its critic", _left(3), (None,))
         yield Example("the loss of a generator did so once, before the loop began", _left(1))
         later = Synthetic(steps=40).add_event(
-            GRADIENTS_KEPT_LATER, step=20, text="nothing clears the gradients any more"
+            GRADIENTS_KEPT_LATER, step=20, text="nothing clears the gradients anymore"
         )
         yield Example("a loop clears the gradients in its first epoch only", later.history(), (None,))
         yield Example("a healthy run", Synthetic(steps=40).history())

@@ -82,7 +82,7 @@ class RankDivergence:
         return finding_of(
             self,
             history,
-            f"{moments.text}, so equal gradients make other updates, and the weights drift apart",
+            f"{moments.text}, so equal gradients make different updates, and the weights drift apart",
             *([] if rank < 0 else [Quantity(key="rank", value=rank)]),
             Quantity(key="rank.moments", value=1.0, label="states of optimizers that differ"),
             *(quantity for quantity in found.evidence() if quantity.key != "rank"),

@@ -72,7 +72,7 @@ def find_faded(
         last = int(steps_T[np.flatnonzero(used_TL[:, np.isin(columns, group)].any(axis=1))[-1]])
         first, newest = faded[group[0]]
         yield Sign(
-            f"{layer} fell out of use by degrees: it got a gradient at {100 * first:.0f} % of the steps at "
+            f"{layer} gradually fell out of use: it got a gradient at {100 * first:.0f} % of the steps at "
             f"first, at {100 * newest:.0f} % later, and at none since step {last}",
             (
                 Quantity(key="use.first_share", label="steps with a gradient, first third", value=first, unit="0..1"),

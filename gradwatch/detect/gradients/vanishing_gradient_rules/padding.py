@@ -36,7 +36,7 @@ def find_fall_from_padding(
         soon: Fall at which to wait `healing_steps` for the loss to fall. At a smaller one, a plateau must be found.
         healing_steps: Steps after which the loss is looked at for `soon`.
         least: Smallest fall between gradients of parameters that counts, in powers of ten.
-        learned: Fall of the loss, as a fraction, after which what is left of the tokens is enough.
+        learned: Fall of the loss, as a fraction, which shows that enough of the tokens is left.
     """
     falls = [(event, event.values["decades"]) for event in events_of(history, PADDING_READ)]
     falls += [(event, fall) for event in events_of(history, PADDED_INPUT) if (fall := _fall(history, event)) >= least]
@@ -47,8 +47,8 @@ def find_fall_from_padding(
         if fall_of_loss(history, fall=learned) is not None or not (is_stuck or is_due):
             continue
         yield Sign(
-            f"gradients shrink {format_fold(fall)} from the padding to the beginning of a sequence: what is used of "
-            f"{event.layer or 'the output'} is the padding",
+            f"gradients shrink {format_fold(fall)} from the padding to the beginning of a sequence: the part of "
+            f"{event.layer or 'the output'} that is used is the padding",
             (
                 Quantity(key=PADDING, label="fall from padding", value=fall, unit="orders of magnitude"),
                 Quantity(

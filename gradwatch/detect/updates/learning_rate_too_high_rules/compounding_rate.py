@@ -61,7 +61,7 @@ def find_compounding_rate(
         (
             Quantity(key="lr.0", value=rate),
             Quantity(key="lr.learned", label=f"largest lr.0 until {gone} of the loss was gone", value=usual),
-            Quantity(key="lr.ahead", label=f"lr.0 in {WINDOW_STEPS} steps, if it goes on", value=ahead),
+            Quantity(key="lr.ahead", label=f"lr.0 in {WINDOW_STEPS} steps, if this continues", value=ahead),
             Quantity(key="loss.before", label="loss, 33 to 64 steps before", value=before),
             Quantity(key="loss.median", label="loss, newest 32 steps", value=now),
         ),

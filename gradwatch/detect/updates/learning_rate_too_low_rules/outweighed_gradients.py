@@ -48,8 +48,8 @@ def find_outweighed_gradients(
     if len(level_T) < samples or is_rising or not (level_T < useful).all() or not is_loss_left(history, left=left):
         return None
     return Sign(
-        f"the epsilon of {history.info.optimizer} outweighs the gradients: the first update moved the weights by "
-        f"{100 * share:.2g} % of the learning rate at most",
+        f"the epsilon of {history.info.optimizer} outweighs the gradients: the first update moved the weights by at "
+        f"most {100 * share:.2g} % of the learning rate",
         (
             Quantity(key="update.of_rate", label="first update / learning rate", value=share),
             *small_update_evidence(history, float(level_T.max())),

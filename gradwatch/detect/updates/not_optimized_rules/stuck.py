@@ -107,7 +107,7 @@ def find_rebuilt_optimizers(detector: HasCode, history: History) -> Iterator[Fin
         yield finding_of(
             detector,
             history,
-            f"the optimizer has no memory: {event.text}",
+            f"the optimizer loses its state at each update: {event.text}",
             Quantity(key="optimizers", label="new optimizers", value=event.values["updates"]),
             onset=int(history.steps("skipped")[0]),
             severity=Severity.WARNING,
