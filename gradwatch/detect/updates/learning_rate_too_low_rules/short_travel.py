@@ -9,7 +9,7 @@ their size, by the number of inputs or as they are. Training makes them differ. 
 no more than such updates, so it is not judged.
 """
 
-# T = measured steps of the run, W = weight matrices and kernels
+# T = measured steps of the run, W = weight matrices and kernels, or embeddings if there are no others
 
 from __future__ import annotations
 
@@ -44,17 +44,18 @@ def find_short_travel(
         patience: Minimum number of steps.
         alike: Distance of the sizes of two matrices, as a fraction, up to which one rule drew both.
     """
-    indices_M = structure_of(history).matrices.indices_M
+    indices_W = structure_of(history).rate_weights.indices_W
     # cheap: half of the matrices cannot have moved by more, and False for nan, since most steps measure no updates
-    newest_M = history.param.newest("update.ratio")[indices_M]
-    if history.step < patience or not (newest_M * patience < travel).any() or has_fallen(history, fall=fall):
+    newest_W = history.param.newest("update.ratio")[indices_W]
+    if history.step < patience or not (newest_W * patience < travel).any() or has_fallen(history, fall=fall):
         return None
     rate_T = history.scalar("lr.0")
     is_held_back = rate_T[-1] > rate_T[0] or (history.scalar("skipped") == 1).any()
     if is_held_back or not may_learn(history) or not _is_from_scratch(history, alike=alike):
         return None
     steps_T, ratio_TL = history.param.series("update.ratio")
-    level_T = level_of(history, ratio_TL[:, indices_M], spread=spread)
+    _, zero_frac_TL = history.param.series("grad.zero_frac")
+    level_T = level_of(history, ratio_TL[:, indices_W], zero_frac_TL[:, indices_W], spread=spread)
     is_known_T = ~np.isnan(level_T)
     # each measured update stands for the steps up to the next
     moved = float(level_T[is_known_T] @ np.diff(steps_T[is_known_T], append=history.step + 1))
@@ -82,10 +83,10 @@ def has_fallen(history: History, *, fall: float) -> bool:
 def _is_from_scratch(history: History, *, alike: float) -> bool:
     """Return whether most weights began at one size, by their number of inputs or as they are."""
     structure = structure_of(history)
-    indices_M = structure.matrices.indices_M
-    rms_M: Floats = first_measured(history, "weight.l2")[indices_M] / structure.rms_scale_L[indices_M]
-    inputs_M = np.array([np.prod(history.info.layers[i].shape[1:]) for i in indices_M])
+    indices_W = structure.rate_weights.indices_W
+    rms_W: Floats = first_measured(history, "weight.l2")[indices_W] / structure.rms_scale_L[indices_W]
+    inputs_W = np.array([np.prod(history.info.layers[i].shape[1:]) for i in indices_W])
     return any(
-        2 * np.count_nonzero(np.abs(size_M - median(size_M)) <= alike * median(size_M)) > len(size_M)
-        for size_M in (rms_M, rms_M * np.sqrt(inputs_M))
+        2 * np.count_nonzero(np.abs(size_W - median(size_W)) <= alike * median(size_W)) > len(size_W)
+        for size_W in (rms_W, rms_W * np.sqrt(inputs_W))
     )

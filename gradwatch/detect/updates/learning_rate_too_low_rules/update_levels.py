@@ -27,13 +27,25 @@ def update_levels(history: History, *, spread: float) -> Floats:
         history: History of the run.
         spread: Ratio of the largest update to the median up to which all layers move alike.
     """
-    structure = structure_of(history)
-    ratio_TW: Floats = history.param.window("update.ratio")[:, structure.rate_weights.indices_W] * _is_known(history)
-    if len(structure.matrices.indices_M):
+    indices_W = structure_of(history).rate_weights.indices_W
+    ratio_TW, zero_TW = (history.param.window(name)[:, indices_W] for name in ("update.ratio", "grad.zero_frac"))
+    return level_of(history, ratio_TW, zero_TW, spread=spread)
+
+
+def level_of(history: History, ratio_TW: Floats, zero_frac_TW: Floats, *, spread: float) -> Floats:
+    """Return the update/weight ratio of each of some steps, of shape (T,); nan if it was not measured.
+
+    Args:
+        history: History of the run.
+        ratio_TW: `update.ratio` of the weights.
+        zero_frac_TW: `grad.zero_frac` of the weights.
+        spread: As in `update_levels`.
+    """
+    ratio_TW = ratio_TW * _is_known(history)
+    if len(structure_of(history).matrices.indices_M):
         return _level(ratio_TW, spread)
-    read_TW = 1 - history.param.window("grad.zero_frac")[:, structure.rate_weights.indices_W]
     # rows that were not read do not move
-    return _level(ratio_TW / np.sqrt(np.where(read_TW > 0, read_TW, np.nan)), spread)
+    return _level(ratio_TW / np.sqrt(np.where(zero_frac_TW < 1, 1 - zero_frac_TW, np.nan)), spread)
 
 
 def group_levels(history: History, tensors: list[int]) -> Floats:
@@ -61,11 +73,6 @@ def is_loss_left(history: History, *, left: float) -> bool:
     """Return whether the loss is above the fraction `left` of its start."""
     first = float(median(first_steps(history, "loss", BASELINE_STEPS)))
     return float(median(history.scalar("loss", LOSS_STEPS))) > left * first
-
-
-def level_of(history: History, ratio_TM: Floats, *, spread: float) -> Floats:
-    """Return the update/weight ratio of the matrices at some steps, of shape (T,); nan if it was not measured."""
-    return _level(ratio_TM * _is_known(history), spread)
 
 
 def _level(ratio_TW: Floats, spread: float) -> Floats:

@@ -1,5 +1,7 @@
 """A run from scratch whose weights hardly move is found; a tuned model, a warm-up and a loss that falls are not."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -18,7 +20,7 @@ def made(*, travel=0.05, fall=0.03, steps=241):
 
 
 def sign(run):
-    return find_short_travel(run.history(), travel=0.1, spread=10.0, fall=0.1, patience=200, alike=0.05)
+    return find_short_travel(run.history(), travel=0.1, spread=10.0, fall=0.1, patience=200, alike=0.1)
 
 
 @pytest.mark.parametrize(("travel", "is_found"), [(1e-3, True), (0.09, True), (0.11, False), (1.0, False)])
@@ -72,3 +74,12 @@ def test_the_finding_is_withdrawn_once_the_loss_has_fallen():
 def open_and_withdrawn(stored):
     history = redetect(stored, [LearningRateTooLow()])
     return history.findings, history.withdrawn
+
+
+@pytest.mark.parametrize(("unread", "is_found"), [(0.5, True), (0.9, False)])
+def test_the_rows_of_embeddings_that_are_read_count(unread, is_found):
+    run = made(travel=0.05)
+    run.info = replace(run.info, layers=tuple(replace(i, module_type="Embedding") for i in run.info.layers))
+    run.zero_frac_TL[:] = unread
+
+    assert (sign(run) is not None) == is_found
