@@ -68,7 +68,7 @@ class LossPlateau:
     steps are the rows of the loss, because it did not get `batch_first=True`; or labels of a language model that are
     the input token two or three positions later; or an attention whose mask hides the tokens and shows the padding. The
     first gradients show a loss of the mean output, or one target for all samples of a batch. (2) The loss is not lower
-    than in the beginning and has no falling trend, without the first 32 steps. A trend counts if `windows_ahead` more
+    than at the beginning and has no falling trend, without the first 32 steps. A trend counts if `windows_ahead` more
     windows of it would bring a fall, and in any case until `slow_start` times `patience`. The learning rate must not be
     rising, nor the gradient norm or the weights growing, as they do when a saddle is about to end. At least `patience`
     steps, and one in `planned` of the planned steps, have passed. A sequential test over blocks of 4 steps says when
@@ -80,9 +80,9 @@ class LossPlateau:
     the first one left: all outputs have collapsed to one point. The loss of a triplet then stays at its margin. (6)
     Half of the weight matrices have shrunk to `shrunk` of their first norms, and the loss has not fallen: a decay
     outweighs the gradient. (7) The last activation cannot give some targets of a squared error, which hold
-    `unreachable` of their variance. (8) In `highs` of its blocks it set a new high, and it is `loss_growth` times
-    chance level or the largest first loss. (9) Of the path of the
-    weights, `inward` brought them nearer to 0, with `constant_left` of the first loss left.
+    `unreachable` of their variance. (8) The loss set a new high in `highs` of its blocks, and is `loss_growth` times
+    chance level or the largest first loss. (9) A share `inward` of the path of the weights brought them nearer to 0,
+    with `constant_left` of the first loss left.
 
     Exceptions to the rules: info is the loss of several optimizers, or of a model behind another learner, as in a game;
     of a policy gradient whose advantages have both signs; of a model that was trained before; and of weights that have

@@ -55,10 +55,10 @@ class Overfitting:
     validations, from few samples or a large learning rate before a normalization, go up and down again. So the mean
     since the best must be further above the mean around it than the noise explains. (2) The validations since the best
     have a rising trend, and the newest is above the best by `steady`. The trend is Kendall's: in most pairs of
-    validations the later one is the higher one, in more than chance explains. Both chances are shares of the error
+    validations the later one is the higher one, more often than chance explains. Both chances are shares of the error
     budget, and each further validation spends less of it. (3) The training loss is below `by_heart` of the first, and
-    the validation loss is above `missed` of it and falls no more: the training data are memorized. Both losses must
-    have one unit: the first validation loss is at most `unit` times the training loss around it.
+    the validation loss is above `missed` of it and no longer falls: the training data are memorized. Both losses must
+    be in one unit: the first validation loss is at most `unit` times the training loss around it.
 
     Source: Prechelt 1998, "Early stopping - but when?", https://doi.org/10.1007/3-540-49430-8_3 (generalization loss);
     Zhang et al. 2017, https://arxiv.org/abs/1611.03530; Kendall 1938, https://doi.org/10.1093/biomet/30.1-2.81 (trend).

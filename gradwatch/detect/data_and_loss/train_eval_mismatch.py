@@ -70,13 +70,13 @@ class TrainEvalMismatch:
     averaged copy of the model, compiled models.
 
     How it is detected: (1) A dropout or batch normalization is in evaluation mode while the optimizer updates the
-    weights around it. This is info if it was so from the start and the running statistics were measured before, other
-    than for the dropout of a whole model; and if only normalizations are, in a module in training mode or with a frozen
-    scale. But dropout gives a warning once validation is `worse`. (2) The forward calls of a validation loss are in
-    training mode, other than of dropout alone; or so are several calls without gradients between two steps, or after
+    weights around it. This is info if it was so from the start and the running statistics were measured before, except
+    for the dropout of a whole model. It is also info if only normalizations are, in a module in training mode or with a
+    frozen scale. But dropout gives a warning once validation is `worse`. (2) The forward calls of a validation loss are
+    in training mode, not counting dropout alone; or so are several calls without gradients between two steps, or after
     the last, when there were none at earlier steps. Without a validation loss, a generator and its critic are left out
-    (info). (3) Functions drop in evaluation mode at the second validation:
-    `F.dropout(x)` does unless it gets `training=self.training`. This is info if the same inputs are evaluated again.
+    (info). (3) Functions apply dropout in evaluation mode at the second validation: `F.dropout(x)` does unless it gets
+    `training=self.training`. This is info if the same inputs are evaluated again.
     (4) A batch normalization has a momentum of 0 or nearly 1. (5) The mean or deviation of all validation inputs
     differs by `shift` or `spread` from the first training step, and validation is `worse`. (6) Running
     statistics differ as much from the statistics of the next batch at `far` validations. (7) A module drew random
@@ -85,9 +85,9 @@ class TrainEvalMismatch:
 
     Exceptions to the rules: freezing is not a mistake, so pretrained parts and normalizations with frozen statistics
     are reported as info, whether or not their scale is tuned. Statistics that are 0 and 1 as at the start normalize
-    nothing, so freezing these gives a warning.
-    Dropout that is active in evaluation on purpose (MC dropout) is not reported, or as info. The evaluation of another
-    object (an averaged copy) is not seen, nor are functions in compiled models or models with torch's own attention.
+    nothing, so freezing these gives a warning. Dropout that is active in evaluation on purpose (MC dropout) is reported
+    as info or not at all. The evaluation of another object (an averaged copy) is not seen, nor are functions in
+    compiled models or models with torch's own attention.
 
     Source: Ioffe & Szegedy 2015, sec. 3.1, https://arxiv.org/abs/1502.03167; Wu & Johnson 2021, "Rethinking Batch in
     BatchNorm", sec. 3 and 4, https://arxiv.org/abs/2105.07576.

@@ -23,7 +23,7 @@ class OutOfMemory:
 
     What it measures: the exception that ended the training.
 
-    Why it matters: the training cannot go on with these settings on this machine.
+    Why it matters: the training cannot continue with these settings on this machine.
 
     Example: `DataLoader(data, batch_size=512)` for a model whose activations fit for 256 samples.
 

@@ -31,7 +31,7 @@ class MissingZeroGrad:
     Example: `loss.backward(); optimizer.step()` without `optimizer.zero_grad()`.
 
     What to do: call `optimizer.zero_grad()` once per update; with gradient accumulation, once per group of
-    micro-batches. If another loss leaves gradients, call it right before the backward pass of the own loss.
+    micro-batches. If another loss leaves gradients, call it right before the backward pass of the optimizer's own loss.
 
     When it is wrong: gradients that are kept across updates on purpose. Not judged: a run that began before it was
     monitored, or gradients that are cleared now and then.
@@ -40,7 +40,7 @@ class MissingZeroGrad:
     updates and between a few successive updates later. No backward pass found their gradient cleared, or replaced by a
     loop that writes `p.grad` itself. (2) The loss of another optimizer passes through the model to that optimizer's
     parameters, as the loss of a generator passes through a discriminator. `watch` observes the first updates: the
-    gradient that it leaves is still there when the own backward pass comes.
+    gradient that it leaves is still there when the optimizer's own backward pass comes.
 
     Source: PyTorch tutorial, "Zeroing out gradients in PyTorch",
     https://pytorch.org/tutorials/recipes/recipes/zeroing_out_gradients.html; Jiang et al. 2025 (TrainCheck), OSDI;

@@ -31,8 +31,8 @@ class RankData:
     gives two epochs the same order.
 
     Why it matters: the average over ranks then averages equal gradients. The training costs as much as on all ranks,
-    and learns as slowly as on one. Samples that several ranks have in an epoch count several times. If every epoch has
-    the same order, a sample always meets the same others in its batch.
+    and learns as slowly as on one. Samples that several ranks have in an epoch are counted several times. If every
+    epoch has the same order, a sample always meets the same others in its batch.
 
     Example: `DataLoader(dataset, shuffle=True)` on each rank, without a `DistributedSampler`; ranges of samples that
     overlap; a `DistributedSampler` without `set_epoch`.

@@ -37,7 +37,7 @@ class RankDivergence:
     When it is wrong: parameters that each rank has for itself on purpose, such as its experts.
 
     How it is detected: two norms of equal weights differ by a few rounding errors at most. The finding is reported if
-    weights differ by more than 2e-6 at a sampled step and at no later sampled step agree again. Weights that change
+    weights differ by more than 2e-6 at a sampled step and agree at no later sampled step. Weights that change
     between two updates on some ranks only, and a state that their optimizer loads, give the exact step. Weights that
     differ because gradients or learning rates do are reported as unsynchronized-gradient or rank-setting.
 

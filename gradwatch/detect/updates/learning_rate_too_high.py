@@ -56,7 +56,7 @@ class LearningRateTooHigh:
 
     What to do: try a tenth of the learning rate first. Warm up over the first few hundred steps. Clip gradients.
 
-    When it is wrong: weights initialized near zero on purpose, and linear models with well separated classes, grow by
+    When it is wrong: weights initialized near zero on purpose, and linear models with well-separated classes, grow by
     large factors. Warm restarts do not count.
 
     How it is detected: (1) An update/weight ratio of `ratio`, as the median over the weight matrices. An update as
@@ -71,13 +71,13 @@ class LearningRateTooHigh:
     update of `ratio` of one matrix, `lead` times the update of the median matrix. Matrices that began near zero do not
     count, nor those that a normalization follows.
 
-    These signs are no consequence of numbers that stop being finite later. The finding is critical if nothing else was
-    found before it and the run has lost what it had learned. That is so if the run is non-finite, or if the loss, as
-    the median over 6 steps, is `lost` times its lowest and no lower than at the start.
+    These signs are not a consequence of numbers that later stop being finite. The finding is critical if nothing else
+    was found before it and the run has lost what it had learned. That is so if the run is non-finite, or if the loss,
+    as the median over 6 steps, is `lost` times its lowest and no lower than at the start.
 
     Exceptions to the rules: weights that are initialized near zero on purpose grow by large factors. Such matrices
     count from the size of the default initialization on, and not at all below 5 % of the usual. A linear model with
-    well separated classes wants large weights. Growth does no harm (info) if `learned` of the first loss is gone, or
+    well-separated classes needs large weights. Growth does no harm (info) if `learned` of the first loss is gone, or
     `learned_linear` in a linear model. A restart to a rate that the run has had before is not a jump.
 
     Source: Bottou et al. 2018, sec. 4, https://arxiv.org/abs/1606.04838; Goyal et al. 2017 on warm-up, sec. 2.2,

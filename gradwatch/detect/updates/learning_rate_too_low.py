@@ -62,8 +62,8 @@ class LearningRateTooLow:
     What to do: raise the learning rate by factors of 10 until the ratio is near 1e-3. Check whether a schedule meant
     for epochs is stepped for every batch.
 
-    When it is wrong: a trained model that is only fine-tuned; a noisy problem whose loss cannot fall further. If only
-    some layers hardly change, see vanishing-gradient and dead-layer.
+    When it is wrong: a trained model that is only fine-tuned; a noisy problem with a loss that cannot fall further. If
+    only some layers hardly change, see vanishing-gradient and dead-layer.
 
     When it is withdrawn: the updates were above `useful` times `ratio` in `samples` samples in a row, or less than
     `left` of the loss is left. (4) is never withdrawn.

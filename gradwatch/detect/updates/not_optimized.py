@@ -68,25 +68,24 @@ class NotOptimized:
     When it is wrong: a backbone that is left out on purpose without freezing it (info). Weights of a critic that are
     clipped after each step may all reach the bound.
 
-    When it is withdrawn: each of its tensors moved at `samples` + 1 measurements in a row, or something else than the
+    When it is withdrawn: each of its tensors moved at `samples` + 1 measurements in a row, or something other than the
     optimizers moved it. (3), (6) to (8) and (10) are never withdrawn.
 
     How it is detected: (1) A trainable tensor has a gradient, and no optimizer held it when the monitor attached. It is
     left out if something else moves it, such as another optimizer, a master copy, or the loop by hand: its measured
     update is not zero, or its sum or norm at step 1, 8, 10 and so on differs from step 0. A tensor that was frozen at
     that time and gets gradients now counts too, unless its gradient is stale: its norm has not risen for `stale` steps.
-    (2) An optimizer holds a tensor with a gradient and a learning rate.
-    Its measured updates are exactly zero and its norm stays the same, while other tensors move. (3) The autograd graph
-    of the loss reaches parameters that the model keeps in a plain list, tuple or dict, or as a tensor that is no
-    nn.Parameter. `parameters()` does not list them, and nothing moved them between steps 0 and 8. (4) A group has a
+    (2) An optimizer holds a tensor with a gradient and a learning rate. Its measured updates are exactly zero and its
+    norm stays the same, while other tensors move. (3) The autograd graph of the loss reaches parameters that the model
+    keeps in a plain list, tuple or dict, or as a tensor that is not an nn.Parameter. `parameters()` does not list
+    them, and nothing moved them between steps 0 and 8. (4) A group has a
     learning rate of zero, while others move. (5) All measured updates are exactly zero, at a rate that would move the
     weights visibly: the step of the optimizer does not update, or works on other tensors. (6) Nothing is left to train:
     an optimizer holds no parameter, or no parameter of the model requires a gradient. (7) A parameter joins the model
     after `watch`, or takes the place of one, and no optimizer holds it. (8) The loss reaches tensors that no watched
     model and no optimizer holds, such as class centers or loss weights. They do not move, and nothing clears their
-    gradient (info). (9) No optimizer has made a step in the first 40, there are gradients, and most
-    weights have not moved. (10) Each of the first 20 updates is made by a new optimizer, which would keep averages of
-    the gradients.
+    gradient (info). (9) No optimizer has made a step in the first 40, there are gradients, and most weights have not
+    moved. (10) Each of the first 20 updates is made by a new optimizer, of a kind that keeps averages of the gradients.
 
     Exceptions to the rules: a backbone may be left out on purpose without freezing it. Fine-tuning a head looks like
     this: the tensors come first in the model, and an optimizer holds everything after them. That is reported as info,

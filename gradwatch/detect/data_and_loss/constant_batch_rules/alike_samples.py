@@ -23,7 +23,7 @@ EQUAL = "batch.equal_samples"
 
 
 def find_alike_samples(history: History, *, coordinates: int) -> Iterator[Sign]:
-    """Yield a sign for repeated samples: a warning if there are more data.
+    """Yield a sign for repeated samples: a warning if there is more data.
 
     Args:
         history: History of the run.

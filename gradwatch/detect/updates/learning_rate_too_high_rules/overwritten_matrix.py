@@ -2,7 +2,7 @@
 
 An update as large as its weights leaves nothing of what they were. If most matrices get such updates, the rate of the
 run is too high, and the loss says whether that did harm. If one of them does, the loss may still fall, since the other
-layers learn to do without it.
+layers learn to work without it.
 
 A weight in front of a normalization does not count: its size has no effect but on its own effective rate, which falls
 with each large update (van Laarhoven 2017, https://arxiv.org/abs/1706.05350).

@@ -4,9 +4,9 @@ Each update may be as large as in a careful fine-tuning, and so is not negligibl
 to go further: as long as its weights are nearly those of the start, so is most of what it computes. Its loss falls
 along a straight line, if the noise of the batches shows that at all.
 
-A model from scratch is told by its weights. An initializer draws all matrices by one rule, so most of them agree in
-their size, by the number of inputs or as they are. Training makes them differ. A model that was trained before may need
-no more than such updates, so it is not judged.
+A model from scratch is recognized by its weights. An initializer draws all matrices by one rule, so most of them agree
+in their size, by the number of inputs or as they are. Training makes them differ. A model that was trained before may
+need no more than such updates, so it is not judged.
 """
 
 # T = measured steps of the run, W = weight matrices and kernels, or embeddings if there are no others

@@ -1,7 +1,7 @@
 """Find a run that ended in its warm-up, far below the learning rate that its optimizer was given.
 
-At no step can a warm-up that is too long be told from one that is right, since a loop does not say how many steps it
-will make. Its end says it.
+During a run, a warm-up that is too long cannot be told from one that is right, since a loop does not say how many steps
+it will make. Only its end shows it.
 """
 
 # T = steps of a window

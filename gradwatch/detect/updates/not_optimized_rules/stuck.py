@@ -32,7 +32,7 @@ def find_unchanged_parameters(
 ) -> Iterator[Finding]:
     """Yield the tensors with a gradient and zero updates in a row, and those at a learning rate of 0.
 
-    Their norms must stay constant too: otherwise something other than the optimizer moves them.
+    Their norms must stay constant, too: otherwise something other than the optimizer moves them.
 
     Args:
         detector: Detector of the findings.
