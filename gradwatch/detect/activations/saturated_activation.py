@@ -58,7 +58,7 @@ class SaturatedActivation:
     (3) Suddenly, for any of these: `late` of the outputs became saturated within `sudden` steps and stayed, while
     `confident` of the loss is left. Learning is slower than that; a temperature that falls too fast is not. (4) The
     graph of the loss adds the entropy of a policy to the loss, and the gradient of the policy's last layer has fallen
-    by `fall`. Factors count as positive: a bonus with a negative coefficient that is added looks alike.
+    by `fall`. Factors count as positive: a bonus with a negative coefficient that is added looks the same.
 
     Source: Glorot & Bengio 2010, sec. 3, https://proceedings.mlr.press/v9/glorot10a.html; Vaswani et al. 2017, sec.
     3.2.1, https://arxiv.org/abs/1706.03762.

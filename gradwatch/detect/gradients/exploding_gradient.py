@@ -50,15 +50,15 @@ class ExplodingGradient:
     physics-informed network), or compares outputs with each other (metric learning). (4) Growth over time: by how much
     the gradient grows on its way back, if a forward pass uses one parameter on its own result repeatedly. (5) An
     unbounded loss: it falls below zero faster and faster, and the weights grow too. Loss and norm are `unbounded` times
-    as large as in the first 8 steps. A loss with a least value flattens out. (6) Jumps: the larger of absolute loss and
+    as large as in the first 8 steps. A loss with a minimum flattens out. (6) Jumps: the larger of absolute loss and
     norm has two levels from the start, `jump` powers of ten apart and almost nothing between them, and jumps up and
     down `num_jumps` times or more, but not in turn: a division by almost 0. Steps at which both are exactly 0 are left
     out.
 
     Exceptions to the rules: norms that rise while the loss falls are the end of a plateau and do not count. A
-    curriculum that gets harder raises both, but by less. A loop that goes on to other data raises the loss in one step,
-    and not after it. A loss that is a value of a game (GAN, policy gradient) may rise for good reasons. A climb after
-    the learning rate has jumped by `rate_jump` is info.
+    curriculum that gets harder raises both, but by less. A loop that moves on to other data raises the loss in one
+    step, and not after it. A loss that is a value of a game (GAN, policy gradient) may rise for good reasons. A climb
+    after the learning rate has jumped by `rate_jump` is info.
 
     Source: Pascanu et al. 2013, https://arxiv.org/abs/1211.5063, sec. 2 and 3; He et al. 2015,
     https://arxiv.org/abs/1502.01852, sec. 2.2; Arjovsky et al. 2017, https://arxiv.org/abs/1701.07875, sec. 3, on

@@ -77,15 +77,13 @@ class NoGradient:
     tensor looks like one of several experts, or while the rate warms up. Tensors are judged once their own optimizer
     has stepped `patience` times: a loop may train one model first, and then another. A module of the same shape as
     tensors that come and go is an expert that no sample was sent to (info), and so is an expert whose router is
-    watched.
-    Tensors that a dead-layer names do not count. A bias with a gradient of zero whose weight has a
-    gradient does reach the loss, which does not change when its outputs shift: a hinge, or a distance between two
-    outputs (info). Zeros after a dead ReLU are reported as dead-relu, at the ReLU. If the loss
-    itself is exactly 0, that is reported as loss-plateau. Zeros next to weights of zero that
-    nothing moves, as in a factor of LoRA that no optimizer holds, follow from those weights (info). A target network or
-    an average of the weights has no gradient by design: tensors that no optimizer holds do not count if they began as a
-    copy of a trained tensor, or move anyway. Nor do tensors whose gradient is None and that the loop moves by hand, as
-    a trust region does.
+    watched. Tensors that a dead-layer names do not count. A bias with a gradient of zero whose weight has a gradient
+    does reach the loss, which does not change when its outputs shift: a hinge, or a distance between two outputs
+    (info). Zeros after a dead ReLU are reported as dead-relu, at the ReLU. If the loss itself is exactly 0, that is
+    reported as loss-plateau. Zeros next to weights of zero that nothing moves, as in a factor of LoRA that no optimizer
+    holds, follow from those weights (info). A target network or an average of the weights has no gradient by design:
+    tensors that no optimizer holds do not count if they began as a copy of a trained tensor, or move anyway. Nor do
+    tensors whose gradient is None and that the loop moves by hand, as a trust region does.
 
     Source: Zhang et al. 2018, "An empirical study on TensorFlow program bugs" (unconnected graphs),
     https://doi.org/10.1145/3213846.3213866; PyTorch, `torch.autograd.grad`, argument `allow_unused`.

@@ -18,7 +18,7 @@ from gradwatch.records import Event, Finding, Quantity, Severity
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnstableFormula:
-    """A formula that is finite now and need not stay so, although another form of it does.
+    """A formula that is finite now and may not stay so, although another form of it would.
 
     What it measures: the operations of the loss, read from its autograd graph at the first steps.
 

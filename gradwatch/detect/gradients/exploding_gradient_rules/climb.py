@@ -1,7 +1,7 @@
 """Find norms that climb exponentially: norm and loss exceed all values of the first half of the window.
 
 The loss has to climb too, because norms also rise at the end of a plateau while the loss falls. A curriculum that gets
-harder raises both, but by less. A loss that is the value of a game may rise for good reasons. A loop that goes on to
+harder raises both, but by less. A loss that is the value of a game may rise for good reasons. A loop that moves on to
 other data raises both in one step, and then they fall.
 """
 

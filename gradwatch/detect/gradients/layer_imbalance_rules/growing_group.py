@@ -4,7 +4,7 @@ A weight that a schedule raises, such as that of a reversed gradient, a penalty 
 gradients of all layers that its term reaches. They leave the level of the others together, so none leads the next. In
 the end the term decides alone what these layers learn, whatever the optimizer makes of the size.
 
-Told by the growth: the parts were within a factor of ten at the start, and the rest still gets gradients as then.
+It is recognized by its growth: the parts were within a factor of ten at the start, and the rest still gets gradients.
 """
 
 # T = steps of a window, M = weight matrices and kernels, L = parameter tensors

@@ -2,7 +2,7 @@
 
 The gradient norms have two levels that alternate every second to fourth step. A rank sum shows whether the levels are
 further apart than in a random order. The source with the small gradients is drowned if it learns nothing: its loss
-stays at its start, or grows because the other source unteaches it.
+stays at its start, or grows because the other source undoes what it taught.
 
 Wrong for two alternating tasks if their losses differ that much and stay as high as at the start. Tasks with separate
 layers are recognized, unless the gap between the norms is so large that one learning rate cannot serve both.

@@ -10,8 +10,8 @@ The line must explain three quarters of the variance, and no step between two mo
 is a dead layer or a cut graph.
 
 Parts of a model that share no layer, such as an actor and a critic, have a line each. If layers are registered in
-another order than they run in, those of one depth count as one. Only modules that get gradients
-at the same steps are compared: models that are trained in turn, each with its own loss, have no common depth.
+another order than they run in, those of one depth count as one. Only modules that get gradients at the same steps are
+compared: models that are trained in turn, each with its own loss, have no common depth.
 """
 
 # T = steps, L = parameter tensors, D = modules that have a weight matrix, N = groups of them
