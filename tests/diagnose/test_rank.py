@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from gradwatch.detect import detectors
+from gradwatch.detect.data_and_loss.loss_plateau_rules.examples import make_contracting
 from gradwatch.diagnose.causes import CAUSES
 from gradwatch.diagnose.rank import diagnose
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
+from gradwatch.pipeline.redetect import redetect
 from gradwatch.records import ActivationInfo, Finding, Severity
 
 CODES = {kind: f"GW{i}" for i, kind in enumerate(sorted({k for c in CAUSES for k in (*c.leads, *c.explains)}))}
@@ -72,6 +75,12 @@ def test_dead_relus_without_a_jump_are_laid_to_the_relus():
     history = with_findings(Synthetic(steps=120, activations=2), found("dead-relu", 10, layer="acts.1"))
 
     assert diagnose(history)[0].cause_id == "dead-relus"
+
+
+def test_updates_that_point_at_the_origin_are_laid_to_a_decay():
+    history = redetect(make_contracting(), detectors())
+
+    assert diagnose(history)[0].cause_id == "strong-weight-decay"
 
 
 def test_a_nan_out_of_the_calm_is_laid_to_a_formula():
