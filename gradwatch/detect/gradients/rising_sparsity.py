@@ -11,7 +11,7 @@ import numpy as np
 from gradwatch.detect import Example
 from gradwatch.detect.features.finding import findings_of
 from gradwatch.detect.gradients.rising_sparsity_rules.envelope import BLOCK_STEPS, CreepBounds
-from gradwatch.detect.gradients.rising_sparsity_rules.examples import make_silenced, make_with_bias
+from gradwatch.detect.gradients.rising_sparsity_rules.examples import make_settled, make_silenced, make_with_bias
 from gradwatch.detect.gradients.rising_sparsity_rules.silencing_units import find_silencing_units
 from gradwatch.detect.gradients.rising_sparsity_rules.zero_gradients import find_sparser_gradients
 from gradwatch.events import CODEBOOK
@@ -41,12 +41,13 @@ class RisingSparsity:
 
     How it is detected: the fraction of exact zeros in a gradient, as the smallest value of blocks of 16 steps. This
     lower envelope does not see selective units. It is read where one element stands for one unit: in the bias, or in
-    the weight of a module without a bias. It has to rise by `rise` since the first steps, and in nearly all blocks of
-    the window. It must still rise in the newest third, or half if most is gone. The same is measured for the fraction
-    of units of a ReLU that are zero for every sample, at the sampled steps: with a penalty in the loss no gradient is
-    exactly zero. A bias counts only if its weights have as many zeros. A loss that is a difference gives a bias no
-    gradient where both sides answer alike. An embedding counts only if its rows are codes, which the model chooses;
-    which words a batch holds is a matter of the data.
+    the weight of a module without a bias. It has to rise by `rise` since the second half of the first block, by which a
+    layer that settles at once has done so, and in nearly all blocks of the window. It must still rise in the newest
+    third, or half if most is gone. The same is measured for the fraction of units of a ReLU that are zero for every
+    sample, at the sampled steps: with a penalty in the loss no gradient is exactly zero. A bias counts only if its
+    weights have as many zeros. A loss that is a difference gives a bias no gradient where both sides answer alike. An
+    embedding counts only if its rows are codes, which the model chooses; which words a batch holds is a matter of the
+    data.
 
     Source: Bricken et al. 2023, "Towards monosemanticity", on neurons that die over a training,
     https://transformer-circuits.pub/2023/monosemantic-features; Lu et al. 2020, https://arxiv.org/abs/1903.06733;
@@ -54,8 +55,8 @@ class RisingSparsity:
 
     Args:
         every: Steps between two checks. 10: a slow rise can wait.
-        rise: Rise of the envelope since the first 16 steps, 0..1. 0.35: a third of the units; the envelopes of healthy
-            runs that rose as steadily rose by 0.3 at most.
+        rise: Rise of the envelope since steps 8 to 15, 0..1. 0.35: a third of the units; the envelopes of healthy runs
+            that rose as steadily rose by 0.3 at most.
         level: Envelope, 0..1, that must be reached. 0.35: below, it is within what healthy layers have.
         steady: Fraction of pairs of blocks, 0..1, in which the later must be the higher. 0.85: Kendall's tau of 0.7,
             which 6 blocks without trend reach once in 36 tensors and 10 blocks once in 900.
@@ -124,6 +125,7 @@ class RisingSparsity:
         yield Example("a healthy run", Synthetic(steps=200).history())
         early = Synthetic(steps=200).rising_sparsity(6, onset=0, rate=0.02, most=0.5)
         yield Example("a layer settles within its first steps", early.history())
+        yield Example("a layer settles, and then its units get more selective", make_settled())
         places = Synthetic(steps=200).rising_sparsity(6, onset=40, rate=0.006, most=0.5)
         yield Example("half of the units fall silent within eighty steps", places.history())
         gone = Synthetic(steps=200).rising_sparsity(6, onset=40, rate=0.008)

@@ -27,3 +27,11 @@ def make_silenced(rate: float, *, most: float = 0.9, wave: float = 0.0) -> Histo
     dead_T = 0.02 + rate * np.maximum(made.t_T - 20, 0) + wave * (1 + np.sin(made.t_T / 15))
     made.dead_frac_TA[:, 1] = np.minimum(dead_T, most)
     return made.history()
+
+
+def make_settled() -> History:
+    """Return a run in which a quarter of the units fall silent in eight steps, and others fire ever more rarely."""
+    made = Synthetic(steps=160)
+    fallen_T = 0.25 * np.minimum(made.t_T / 8, 1) + 0.25 * np.maximum(made.t_T - 16, 0) / 144
+    made.zero_frac_TL[:, 6] = 0.1 + fallen_T
+    return made.history()

@@ -43,7 +43,8 @@ def find_sparser_gradients(history: History, bounds: CreepBounds, *, kind: str, 
         return
     maybe_L &= _is_per_unit(history)
     zero_TL = history.param.window("grad.zero_frac")
-    first_L = first_steps(history, "grad.zero_frac", BLOCK_STEPS).min(axis=0)
+    # not the steps before: a layer that settles at once has far fewer zeros at step 0, which is no trend
+    first_L = first_steps(history, "grad.zero_frac", BLOCK_STEPS)[BLOCK_STEPS // 2 :].min(axis=0)
     low_L = zero_TL[-BLOCK_STEPS:].min(axis=0)
     maybe_L &= bounds.is_high(low_L, first_L)
     for i in np.flatnonzero(maybe_L).tolist():
@@ -70,7 +71,7 @@ def _sign(history: History, bounds: CreepBounds, layer: str | None, low_BL: Floa
         f"the gradient of {layer or 'the whole model'} gets sparser: {percent:.0f} % of its elements are always zero",
         (
             Quantity(key="grad.zero_frac", value=float(low_B[-1]), unit="0..1"),
-            Quantity(key="zero_frac.rise", label="rise since the first 16 steps", value=rise, unit="0..1"),
+            Quantity(key="zero_frac.rise", label="rise since steps 8 to 15", value=rise, unit="0..1"),
             Quantity(
                 key="grad.zero_frac.before",
                 label=f"grad.zero_frac {BLOCK_STEPS * (len(low_B) - 1)} steps before",
