@@ -197,7 +197,9 @@ def unpack(project: Project, folder: Path) -> Path:
     (archive,) = download.iterdir()
     shutil.rmtree(target, ignore_errors=True)  # an earlier trial replaced texts in them
     with tarfile.open(archive) as tar:
-        tar.extractall(target, filter="data")
+        # Python before 3.11.4 has no filters
+        tar.extraction_filter = getattr(tarfile, "data_filter", None)
+        tar.extractall(target)
     (root,) = target.iterdir()
     return root
 

@@ -278,7 +278,7 @@ CODE_LOOPS = {
     ),
     "spike": Loop(
         is_code=True,
-        kind="exploding-gradient",  # after the spike, which stays: it is measured before the clipping
+        kind="learning-rate-too-high",  # after the spike, which stays: it is measured before the clipping
         cause="odd-batch",
         remedy="clip",
         model=lambda _: mlp(depth=2),

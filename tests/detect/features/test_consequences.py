@@ -110,6 +110,7 @@ def test_a_rate_is_critical_once_the_loss_is_lost_and_is_reported_where_it_was_f
 
 def test_a_lost_loss_is_not_laid_to_the_rate_where_something_else_was_found_before(replay):
     made = Synthetic(steps=140).imbalance(4)
+    made.update_factor_TL[:, 4] /= 10  # so that no update replaces the weight
     made.lr_T[60:] *= 100
     made.loss_T[60:] *= 40
 

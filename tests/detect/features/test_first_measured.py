@@ -37,4 +37,4 @@ def test_weights_that_decay_away_are_found_after_skipped_steps(replay):
     made = Synthetic(steps=120)
     made.weight_l2_TL *= 10 ** (-3 * np.minimum(made.t_T / 100, 1.0))[:, None]
     (found,) = replay(skipped_at_first(made), [LossPlateau()])
-    assert "shrunk" in found.message
+    assert "shrink the weights" in found.message
