@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
@@ -11,7 +10,7 @@ from typing import TypeVar
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradwatch.probe.place import users_frames
+from gradwatch.probe.place import users_frames, variables_of
 
 T = TypeVar("T")
 
@@ -92,9 +91,6 @@ def _variables() -> dict[int, str]:
     """Return the names of the modules among the variables of the functions in progress, by the `id` of the module."""
     names: dict[int, str] = {}
     for frame in users_frames():  # the outermost function wins: a helper may name any model `net`
-        variables = frame.f_locals
-        names |= {id(value): name for name, value in variables.items() if issubclass(type(value), nn.Module)}
-        # a copy before Python 3.13, which would keep the tensors of this step until the function returns
-        if type(variables) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-            variables.clear()
+        variables = variables_of(frame).items()
+        names |= {id(value): name for name, value in variables if issubclass(type(value), nn.Module)}
     return {key: name for key, name in names.items() if name != "self"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import linecache
 import sys
 from collections.abc import Iterator
@@ -70,6 +71,18 @@ def users_frames(within: CodeType | None = None) -> Iterator[FrameType]:
         if _is_users(frame.f_code.co_filename):
             yield frame
         frame = frame.f_back
+
+
+def variables_of(frame: FrameType) -> dict[str, Any]:
+    """Return a copy of the variables of a frame."""
+    variables = frame.f_locals
+    found = dict(variables)
+    # Before Python 3.13 they are a copy already, which would keep the tensors of this step until the function returns.
+    # The script may hold it as well: locals() returns the same. Else the frame, this variable and the call refer to it.
+    is_function = bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED)
+    if is_function and type(variables) is dict and sys.getrefcount(variables) <= 3:
+        variables.clear()
+    return found
 
 
 def calling_place(within: CodeType | None = None) -> Place:

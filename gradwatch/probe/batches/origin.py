@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gc
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from types import FrameType
 from typing import Any, final
 
 import numpy as np
@@ -17,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from gradwatch.events import PART_BATCH, REMADE_BATCH, TENSOR_HELD, Observation
 from gradwatch.probe.batches.batch_hash import tensors
+from gradwatch.probe.place import users_frames, variables_of
 from gradwatch.records import Event
 
 MAX_COORDINATES = 4
@@ -177,12 +176,9 @@ def _is_inside(sample: Tensor, flat: Tensor) -> bool:
 
 def _in_sight() -> Iterator[Any]:
     """Yield the variables of the functions that are being called, and their attributes and values."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if not str(frame.f_globals.get("__name__")).startswith("gradwatch."):
-            for value in (*frame.f_locals.values(), *frame.f_globals.values()):
-                yield from (value, *_members(value))
-        frame = frame.f_back
+    for frame in users_frames():
+        for value in (*variables_of(frame).values(), *frame.f_globals.values()):
+            yield from (value, *_members(value))
 
 
 def _members(value: Any) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gradwatch.errors import is_users
 from gradwatch.probe.graph.graph import Node
 from gradwatch.probe.parameters import Models, named_modules
-from gradwatch.probe.place import NOWHERE, Place, users_frames
+from gradwatch.probe.place import NOWHERE, Place, users_frames, variables_of
 
 MAX_DEPTH = 3
 """Levels of containers and attributes to search below a variable."""
@@ -92,7 +92,7 @@ def find_holder(models: Models, keeps: Callable[[Node], bool]) -> Holder | None:
 def _variables() -> Iterator[_Root]:
     for frame in users_frames():
         code, at_top = frame.f_code, frame.f_code.co_name == "<module>"
-        for name, value in list(frame.f_locals.items()):
+        for name, value in variables_of(frame).items():
             yield _Root(name, value, code.co_filename, 0 if at_top else code.co_firstlineno, frame.f_lineno)
         if not at_top:
             names = [name for name in code.co_names if name in frame.f_globals]

@@ -17,6 +17,7 @@ from gradwatch.probe.batches.batch_hash import hash_batch
 from gradwatch.probe.batches.input_scale import InputScale, compare_scales, scale_of
 from gradwatch.probe.inert_hook import inert_hook, remove_hooks, takes_hooks
 from gradwatch.probe.parameters import HAVE_A_FAST_PATH, Models, is_compiled, named_modules
+from gradwatch.probe.place import variables_of
 
 DROPOUTS = frozenset({"alpha_dropout", "dropout", "dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout"})
 """Functions of an input, a probability and a training flag. The flag is true by default."""
@@ -141,6 +142,6 @@ def _caller() -> nn.Module | None:
         if frame.f_back is None:
             return None
         frame = frame.f_back
-        if isinstance(module := frame.f_locals.get("self"), nn.Module):
+        if "self" in frame.f_code.co_varnames and isinstance(module := variables_of(frame).get("self"), nn.Module):
             return module
     return None
