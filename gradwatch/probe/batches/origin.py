@@ -160,8 +160,9 @@ def _has_more(other: Tensor, leaf: Tensor) -> bool:
     if leaf[0].numel() < MIN_NUMBERS or not other.is_contiguous():
         return False
     flat = other.detach().view(-1)
-    rows = torch.linspace(0, len(leaf) - 1, SOUGHT_SAMPLES).long()
-    return all(_is_inside(sample, flat) for sample in leaf.detach()[rows].flatten(1))
+    # no tensor of indices: it would be made on the script's default device
+    rows = (i * (len(leaf) - 1) // (SOUGHT_SAMPLES - 1) for i in range(SOUGHT_SAMPLES))
+    return all(_is_inside(leaf[row].detach().reshape(-1), flat) for row in rows)
 
 
 def _is_inside(sample: Tensor, flat: Tensor) -> bool:
