@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gradwatch.probe.objects import live
 from gradwatch.probe.place import users_frames, variables_of
-
-T = TypeVar("T")
-
-
-def live(kind: type[T]) -> list[T]:
-    """Return all objects of a class that the script holds, in no certain order."""
-    # `type` rather than `isinstance`, which asks proxies of other libraries for their class
-    return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
 
 
 def params_of(optimizers: Iterable[Optimizer]) -> dict[int, Tensor]:

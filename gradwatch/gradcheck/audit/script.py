@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.data import dataloader
 
 from gradwatch.autowatch.loops import leaves_of
-from gradwatch.autowatch.search import find_models, find_outermost, live, params_of
+from gradwatch.autowatch.search import find_models, find_outermost, params_of
 from gradwatch.errors import GradwatchError, is_users, raised
 from gradwatch.gradcheck.audit.audit import check_allowed
 from gradwatch.gradcheck.audit.case import AuditedStep, named_tensors
@@ -26,6 +26,7 @@ from gradwatch.gradcheck.audit.recorder import EventRecorder
 from gradwatch.gradcheck.audit.result import StepAudit
 from gradwatch.gradcheck.audit.windows import is_zero, windows
 from gradwatch.gradcheck.stepping.engine import backward_engine, is_inner_pass, put_engine
+from gradwatch.probe.objects import live
 
 NUM_UPDATES = 2
 """Updates to record: the second shows the gradients that the first leaves."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, final
 
@@ -15,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from gradwatch.events import PART_BATCH, REMADE_BATCH, TENSOR_HELD, Observation
 from gradwatch.probe.batches.batch_hash import tensors
+from gradwatch.probe.objects import live
 from gradwatch.probe.place import users_frames, variables_of
 from gradwatch.records import Event
 
@@ -53,7 +53,7 @@ class BatchOrigin:
         self._candidates: list[Any] = []
 
     def look(self, leaf: Tensor, *, samples: int, is_held: bool, is_made: bool) -> Iterator[Observation]:
-        """Yield whether a batch is passed again, and whether there are more data. Searching all objects takes 50 ms.
+        """Yield whether a batch is passed again, and whether there are more data.
 
         Args:
             leaf: The first tensor of the batch, of shape (rows, ...).
@@ -61,13 +61,12 @@ class BatchOrigin:
             is_held: Whether the loop passes the same memory again.
             is_made: Whether it passes another tensor, which may be another view of that memory.
         """
-        things = gc.get_objects()
-        is_part = _is_part_of_a_loader(things, samples)
+        is_part = _is_part_of_a_loader(samples)
         if is_part is False:
             return
         if is_part:
             yield PART_BATCH.observe(values={"samples": samples}, why=SEVERAL)
-        elif is_made and any(_has_more(data, leaf) for data in _all_tensors(things, leaf.dtype)):
+        elif is_made and any(_has_more(data, leaf) for data in _all_tensors(leaf.dtype)):
             yield PART_BATCH.observe(values={"samples": samples}, why="a larger tensor has the same samples")
             is_held = False  # a slice of it, which does not advance
         elif not is_held and not _may_be_grid(leaf):
@@ -113,14 +112,13 @@ class UnreadBatch:
             return
         if leaf is self._first():
             yield TENSOR_HELD.emit(step=step)
-        if _is_part_of_a_loader(gc.get_objects(), len(leaf)):
+        if _is_part_of_a_loader(len(leaf)):
             yield PART_BATCH.emit(step=step, values={"samples": len(leaf)}, why=SEVERAL)
 
 
-def _is_part_of_a_loader(things: Iterable[Any], samples: int) -> bool | None:
+def _is_part_of_a_loader(samples: int) -> bool | None:
     """Return whether a DataLoader gives several batches of a size, False if one gives all its data in one, or None."""
-    # `type` rather than `isinstance`, which asks proxies of other libraries for their class
-    loaders = [thing for thing in things if issubclass(type(thing), DataLoader)]
+    loaders = live(DataLoader)
     if any(_gives_at_once(loader, samples) for loader in loaders):
         return False
     return True if any(_gives_more(loader, samples) for loader in loaders) else None
@@ -190,9 +188,9 @@ def _members(value: Any) -> tuple[Any, ...]:
         return ()
 
 
-def _all_tensors(things: Iterable[Any], dtype: torch.dtype) -> Iterator[Tensor]:
-    """Yield the tensors among some objects, and the NumPy arrays in sight as tensors of a type."""
-    yield from (thing for thing in things if type(thing) is Tensor)
+def _all_tensors(dtype: torch.dtype) -> Iterator[Tensor]:
+    """Yield the plain tensors of the process, and the NumPy arrays in sight as tensors of a type."""
+    yield from (tensor for tensor in live(Tensor) if type(tensor) is Tensor)
     for array in _in_sight():
         if type(array) is np.ndarray:
             with suppress(TypeError, ValueError):  # texts and objects, or steps that torch does not know
