@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from gradwatch.events import TARGETS_AHEAD, TARGETS_COPIED, TARGETS_VISIBLE, Observation
 from gradwatch.probe.activations.attention import FUSED, SOFTMAX, queries_and_keys, sees_next_position
 from gradwatch.probe.activations.saved_hooks import count_uses, saved_tensor
+from gradwatch.probe.device.sync import can_be_read, host_tensor
 from gradwatch.probe.graph.graph import Graph, Node, operation
 from gradwatch.probe.inert_hook import inert_hook, remove_hooks
 from gradwatch.probe.nested import has_plain_values
@@ -100,7 +101,7 @@ class TokenTargets:
     """Read the tokens that a model looks up and the labels of its loss, at the first sampled steps.
 
     A model that computes its loss shows the labels in its graph. Otherwise the gradient of its scores does, since only
-    that of the label is negative. Models on a GPU are ignored, because reading them would wait.
+    that of the label is negative. Each of the few reads waits for a GPU.
 
     Args:
         models: A model, or several by name.
@@ -147,7 +148,7 @@ class TokenTargets:
     def watch(self, call: ForwardCall, /) -> None:
         """Read the tokens below the output of a model, and the labels, now or in the next backward pass."""
         self._has_output = True
-        if self.is_over or not call.roots or not all(output.is_cpu for output in call.roots):
+        if self.is_over or not call.roots or not all(map(can_be_read, call.roots)):
             return
         graph = call.graph
         lookups = [*self._find_lookups(graph)]
@@ -157,7 +158,7 @@ class TokenTargets:
         likelihoods = graph.of("NllLoss", "NllLoss2D")
         for node in likelihoods:
             labels = saved_tensor(node, "target", self._since)
-            self._labels += [labels] if labels is not None else []
+            self._labels += [host_tensor(labels)] if labels is not None else []
         if not likelihoods:
             hook = inert_hook(partial(self._read_labels, positions=lookups[0].tokens_BT.shape[1]))
             self._handles += [scores.register_hook(hook) for scores in call.roots if scores.ndim > 1]
@@ -194,7 +195,8 @@ class TokenTargets:
 
     def _find_lookups(self, graph: Graph) -> Iterator[Lookup]:
         for node in graph.of("Embedding"):
-            tokens = saved_tensor(node, "indices", self._since)
+            saved = saved_tensor(node, "indices", self._since)
+            tokens = None if saved is None else host_tensor(saved)
             # a lookup of positions is the same in all sequences
             if tokens is not None and tokens.ndim == 2 and not bool((tokens == tokens[:1]).all()):
                 table = graph.parameter(node)
@@ -229,7 +231,7 @@ class TokenTargets:
         # one row for each position of each sequence
         if scores.ndim == 2 and len(scores) % positions == 0:
             scores = scores.unflatten(0, (-1, positions))
-        scores = scores[: max(1, MAX_VALUES // max(1, scores[0].numel()))]
+        scores = host_tensor(scores[: max(1, MAX_VALUES // max(1, scores[0].numel()))])
         for dim in dict.fromkeys((scores.ndim - 1, 1)):
             counts = scores.any(dim)
             if counts.any() and bool(((scores < 0).sum(dim)[counts] == 1).all()):

@@ -15,7 +15,7 @@ from gradwatch.events import BATCH_ALIKE, INPUTS_ALIKE, INPUTS_DIFFER, Observati
 from gradwatch.probe.batches.batch_hash import tensors
 from gradwatch.probe.batches.origin import MAX_COORDINATES
 from gradwatch.probe.batches.repeated_samples import INSPECTED_STEPS, RepeatedSamples
-from gradwatch.probe.device.sync import to_float
+from gradwatch.probe.device.sync import can_be_read, to_float
 from gradwatch.probe.inert_hook import add_input_hook, remove_hooks, takes_hooks
 from gradwatch.probe.parameters import Models, is_compiled, named_modules
 from gradwatch.records import Event
@@ -35,9 +35,9 @@ class InputScale(NamedTuple):
 
 
 def scale_of(inputs: Any) -> InputScale | None:
-    """Return the scale of the first floating-point tensor, if it is on a CPU and large enough."""
+    """Return the scale of the first floating-point tensor, if it is large enough, waiting for its device."""
     found = next((leaf for leaf in tensors(inputs) if leaf.is_floating_point() and leaf.numel() >= MIN_NUMBERS), None)
-    if found is None or found.device.type != "cpu" or found.layout != torch.strided:  # a GPU would wait
+    if found is None or not can_be_read(found) or found.layout != torch.strided:
         return None
     values = found.detach().float()
     return InputScale(to_float(values.mean()), to_float(values.std()))

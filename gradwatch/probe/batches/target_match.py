@@ -33,7 +33,7 @@ from gradwatch.probe.batches.output_range import (
     unreachable_share,
 )
 from gradwatch.probe.batches.sample_contrast import SampleContrast
-from gradwatch.probe.device.sync import to_float, to_host
+from gradwatch.probe.device.sync import Arrival, can_be_read
 from gradwatch.probe.graph.graph import operation
 from gradwatch.probe.graph.loss_rules import LINEAR
 from gradwatch.probe.inert_hook import inert_hook, remove_hooks
@@ -231,6 +231,20 @@ class OutputCall(NamedTuple):
     gradients: list[Tensor]
 
 
+class CallValues(NamedTuple):
+    """What an `OutputCall` has, on the host."""
+
+    size: int
+    slices: list[OutputSlice]
+    scores: list[Floats]
+    gradients: list[Floats]
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Return the shape of each part, without the number of samples."""
+        return [tuple(scores.shape[1:]) for scores in self.scores]
+
+
 class MadeBy(NamedTuple):
     """The last operation of an output.
 
@@ -243,14 +257,45 @@ class MadeBy(NamedTuple):
     is_linear: bool
 
 
+class StepRead(NamedTuple):
+    """What was read of a step.
+
+    Args:
+        calls: The forward calls.
+        made_by: The last operation of their output.
+        arrival: Brings the scores and the gradients of each call to the host, and the loss if it is a tensor.
+        loss: The loss if it is a number; nan if it is a tensor or unknown.
+    """
+
+    calls: list[OutputCall]
+    made_by: MadeBy
+    arrival: Arrival
+    loss: float
+
+    @classmethod
+    def send(cls, calls: list[OutputCall], made_by: MadeBy, loss: Any) -> StepRead:
+        """Send the values of a step to the host."""
+        values = [tensor for call in calls for tensor in (*call.scores, *call.gradients)]
+        values += [loss.detach()] if isinstance(loss, Tensor) and loss.numel() == 1 else []
+        return cls(calls, made_by, Arrival(values), float(loss) if isinstance(loss, (float, int)) else math.nan)
+
+    def arrived(self) -> tuple[list[CallValues], float]:
+        """Return the values of the calls, and the loss."""
+        values, calls = (array.astype(np.float64) for array in self.arrival.values()), []
+        for call in self.calls:
+            scores, gradients = ([next(values) for _ in call.slices] for _ in range(2))
+            calls.append(CallValues(call.size, call.slices, scores, gradients))
+        return calls, next((float(loss.item()) for loss in values), self.loss)
+
+
 @final
 class TargetMatch:
     """Read predictions and their gradients, which reveal the targets, on steps that sample activations.
 
     The gradient of a cross entropy is the prediction minus the label, and of a squared error a multiple of their
     difference. So the probe knows the targets without asking for them. If a model has learned only the mean of the
-    targets, a prediction fits any other sample as well as its own. Losses of another form are ignored, and so are
-    outputs on a GPU, since reading them would wait.
+    targets, a prediction fits any other sample as well as its own. Losses of another form are ignored. The values of a
+    GPU are judged at a later sampled step, when they have arrived.
 
     Args:
         models: A model, or several by name.
@@ -264,6 +309,7 @@ class TargetMatch:
         self._read: dict[int, list[OutputCall]] = {}  # by index of the output
         self._made_by: dict[int, MadeBy] = {}
         self._calls = 0
+        self._sent: deque[StepRead] = deque()
         self._fit, self._contrast = FitState(), SampleContrast()
         self._activation: str | None = None  # its name, once a range is known
         self._beyond = 0.0  # share of the targets of the last read that are out of range
@@ -301,7 +347,7 @@ class TargetMatch:
         if not 0 < len(found) <= MAX_OUTPUTS or self.is_over or self._calls > MAX_CALLS:
             return
         for place, scores in enumerate(found):
-            if scores.is_cpu and scores.ndim and len(scores) >= MIN_SAMPLES:
+            if can_be_read(scores) and scores.ndim and len(scores) >= MIN_SAMPLES:
                 self._made_by[place] = self._maker_of(scores)
                 read = self._read.setdefault(place, [])
                 self._handles.append(scores.register_hook(inert_hook(_OutputHook(read, scores.detach()))))
@@ -314,22 +360,27 @@ class TargetMatch:
         """
         if not self._calls:  # not a sampled step
             return
-        number = to_float(loss.detach()) if isinstance(loss, Tensor) and loss.numel() == 1 else loss
-        value = float(number) if isinstance(number, (float, int)) else math.nan
         # a call without a gradient does not belong to the loss, and neither does a state that a model returns; of
         # several outputs with a gradient, any may be the prediction
         used = [place for place, read in self._read.items() if read]
         read = self._read[used[0]] if len(used) == 1 else []
-        gain, found = None, []
+        if 0 < len(read) == self._calls <= MAX_CALLS:
+            self._sent.append(StepRead.send(read, self._made_by[used[0]], loss))
+        elif not self._fit.is_over:
+            self._fit.add(None)
+        self.clear()
+        while self._sent and self._sent[0].arrival.is_ready:
+            yield from self._judge(self._sent.popleft())
+
+    def _judge(self, step: StepRead) -> list[Observation]:
+        """Return what the values of a step show."""
+        read, loss = step.arrived()
         # scores that are not probabilities overflow
         with np.errstate(all="ignore"):
-            if 0 < len(read) == self._calls <= MAX_CALLS:
-                gain = _gain(read, value)
-                found = [*self._judge_single(read, self._made_by[used[0]], value)] if len(read) == 1 else []
-        self.clear()
-        yield from found
-        if not self._fit.is_over and (observation := self._fit.add(gain)):
-            yield observation
+            gain = _gain(read, loss)
+            found = [*self._judge_single(read, step.made_by, loss)] if len(read) == 1 else []
+        observation = None if self._fit.is_over else self._fit.add(gain)
+        return found if observation is None else [*found, observation]
 
     def _maker_of(self, scores: Tensor) -> MadeBy:
         last, limits = last_operation(scores), range_of(scores)
@@ -337,7 +388,7 @@ class TargetMatch:
             self._activation = name_of_activation(scores, self._models)
         return MadeBy(limits, last is not None and operation(last) in LINEAR)
 
-    def _judge_single(self, read: list[OutputCall], made_by: MadeBy, loss: float) -> Iterator[Observation]:
+    def _judge_single(self, read: list[CallValues], made_by: MadeBy, loss: float) -> Iterator[Observation]:
         """Yield what the only forward call of a step shows."""
         scores, gradient = _concatenate(read, 0)
         if read[0].size != scores.size:
@@ -403,10 +454,10 @@ def _spread(shape: Sequence[int], samples: int, whole: int) -> tuple[slice, ...]
     return tuple(place)
 
 
-def _gain(read: list[OutputCall], loss: float) -> PairingGain | None:
+def _gain(read: list[CallValues], loss: float) -> PairingGain | None:
     """Return the gain of all predictions of a step with their own targets; None if the loss has another form."""
     first, *others = read
-    if any(_shapes(call) != _shapes(first) for call in others):
+    if any(call.shapes != first.shapes for call in others):
         return None
     values = [_concatenate(read, i) for i in range(len(first.slices))]
     scores, gradient = values[0]
@@ -421,17 +472,9 @@ def _gain(read: list[OutputCall], loss: float) -> PairingGain | None:
     )
 
 
-def _shapes(call: OutputCall) -> list[tuple[int, ...]]:
-    # only the number of samples may differ
-    return [tuple(scores.shape[1:]) for scores in call.scores]
-
-
-def _concatenate(read: list[OutputCall], i: int) -> tuple[Floats, Floats]:
+def _concatenate(read: list[CallValues], i: int) -> tuple[Floats, Floats]:
     """Return scores and gradients of one part of all calls, with at least one dimension after the samples."""
-    parts = [[call.scores[i] for call in read], [call.gradients[i] for call in read]]
-    scores, gradient = (np.concatenate([*map(_doubles, part)]) for part in parts)
+    scores, gradient = (
+        np.concatenate(part) for part in ([it.scores[i] for it in read], [it.gradients[i] for it in read])
+    )
     return (scores[:, None], gradient[:, None]) if scores.ndim == 1 else (scores, gradient)
-
-
-def _doubles(values: Tensor) -> Floats:
-    return to_host(values).astype(np.float64)

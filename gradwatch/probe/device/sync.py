@@ -46,6 +46,16 @@ def is_on_host(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
+def can_be_read(tensor: torch.Tensor) -> bool:
+    """Return whether the values of a tensor may be copied to the host: not while a CUDA graph is captured."""
+    return tensor.is_cpu or (tensor.is_cuda and not torch.cuda.is_current_stream_capturing())
+
+
+def host_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor itself if it is in host memory, or a copy there, waiting for its device."""
+    return tensor if is_on_host(tensor) else tensor.detach().to("cpu")
+
+
 def host_value_or_copy(tensor: torch.Tensor) -> float | torch.Tensor:
     """Return the only value of a tensor in host memory; for any other tensor, a copy on its device, without waiting."""
     return to_float(tensor) if is_on_host(tensor) else tensor.detach().clone()
@@ -88,6 +98,30 @@ class HostTransfer:
             values[name] = np.frombuffer(data, dtype, count, begin).reshape(shape).copy()
             begin += count * dtype.itemsize
         return values
+
+
+@final
+class Arrival:
+    """Values of tensors that are on their way to the host; those of tensors in host memory are there at once.
+
+    Args:
+        tensors: Of any shape and real dtype. Those that are not in host memory are on one device.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors = tensors
+        remote = {str(i): t for i, t in enumerate(tensors) if not is_on_host(t)}
+        self._transfer = HostTransfer(remote) if remote else None
+
+    @property
+    def is_ready(self) -> bool:
+        """Return whether `values` would return at once."""
+        return self._transfer is None or self._transfer.is_ready
+
+    def values(self) -> list[NDArray[Any]]:
+        """Return the values of each tensor, waiting for those that are on their way."""
+        arrived = self._transfer.values() if self._transfer else {}
+        return [arrived[str(i)] if str(i) in arrived else to_host(t) for i, t in enumerate(self._tensors)]
 
 
 def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from gradwatch.events import EMPTY_MEAN, IGNORES_LABELS, Observation
-from gradwatch.probe.device.sync import to_host
+from gradwatch.probe.device.sync import can_be_read, to_host
 from gradwatch.probe.graph.graph import Graph, Node, operation, shape
 
 COMBINATIONS = frozenset({"Add", "Div", "Mean", "Mul", "Neg", "Sub", "Sum", "ToCopy"})
@@ -54,11 +54,11 @@ def _has_none(graph: Graph, node: Node) -> bool:
 
 
 def _labels(node: Node) -> Tensor | None:
-    """Return the labels of a likelihood; None if they are freed, packed by a hook, or on a device to wait for."""
+    """Return the labels of a likelihood; None if they are freed or packed by a hook."""
     # the hook of a user may compute the labels again; without the attribute, before torch 2.14, one may be there
     if getattr(node._raw_saved_target, "unpack_hook", node) is not None:
         return None
     with contextlib.suppress(RuntimeError):  # a backward pass frees them
         labels = node._saved_target
-        return labels if isinstance(labels, Tensor) and labels.is_cpu else None
+        return labels if isinstance(labels, Tensor) and can_be_read(labels) else None
     return None

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from gradwatch.probe.batches.loss_forms import MIN_SAMPLES
 from gradwatch.probe.batches.target_match import MAX_VALUES, WINDOW_SAMPLES, TargetMatch, slices_of
+from gradwatch.probe.device.sync import Arrival
 from gradwatch.probe.gradients.recurrence import RecurrenceProbe
 from gradwatch.probe.output_reader import ForwardCall
 
@@ -175,6 +176,27 @@ def test_looks_go_on_from_a_saved_state_as_if_nothing_had_been(saved_at):
     found = seen(knowledge.__getitem__, saved_at=saved_at, **context)
 
     assert found == seen(knowledge.__getitem__, **context) == ["outputs-unpaired", "outputs-paired"]
+
+
+def test_values_that_arrive_late_are_judged_when_they_are_there(monkeypatch):
+    step = -1
+
+    def knowledge(look):
+        nonlocal step
+        step = look
+        return 0.0 if look < WINDOW_SAMPLES + 2 else 0.5
+
+    monkeypatch.setattr(Arrival, "is_ready", property(lambda _: step % 4 == 3))
+    found = seen(knowledge, F.cross_entropy, classes, looks=3 * WINDOW_SAMPLES)
+
+    assert found == ["outputs-unpaired", "outputs-paired"]
+
+
+def test_values_that_never_arrive_are_not_waited_for(monkeypatch):
+    monkeypatch.setattr(Arrival, "is_ready", property(lambda _: False))
+    monkeypatch.setattr(Arrival, "values", lambda _: pytest.fail("waited"))
+
+    assert seen(0.0, F.cross_entropy, classes) == []
 
 
 def test_a_state_that_is_returned_too_does_not_hide_the_prediction():
