@@ -114,6 +114,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--timeout", type=float, default=TIMEOUT_S, metavar="SECONDS", help="limit for one run")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write totals and rows to a JSON file")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep gradwatch's run directories as DIR/SET/CASE")
+    parser.add_argument("--device", default="cpu", help="device of tensors for which a script names none, such as cuda")
     parser.add_argument("--list", action="store_true", help="list the cases and exit")
     return parser.parse_args(argv)
 
@@ -142,6 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         jobs=options.jobs,
         timeout_s=options.timeout,
         keep=options.keep,
+        device=options.device,
         report=lambda row: print(format_row(row), file=sys.stderr, flush=True),
     )
     print_scores(rows)

@@ -71,6 +71,7 @@ def score_cases(
     timeout_s: float,
     keep: Path | None,
     report: Callable[[Row], None],
+    device: str = "cpu",
 ) -> list[Row]:
     """Run each case without a monitor and under each monitor, each time in a new interpreter.
 
@@ -81,14 +82,15 @@ def score_cases(
         timeout_s: Limit for one run.
         keep: Folder for the run directories, one per case: `KEEP/SET/CASE`.
         report: Receives each row as soon as its run has ended.
+        device: Device of tensors for which a script names none.
     """
 
     def score_case(set_name: str, case: Case) -> list[Row]:
-        plain = run_apart(Job(case.module, case.name, NO_MONITOR), timeout_s=timeout_s)
+        plain = run_apart(Job(case.module, case.name, NO_MONITOR, device=device), timeout_s=timeout_s)
         rows = []
         for name, factory in monitors.items():
             run_dir = str(keep.resolve() / set_name / case.name) if keep else None
-            watched = run_apart(Job(case.module, case.name, factory, run_dir), timeout_s=timeout_s)
+            watched = run_apart(Job(case.module, case.name, factory, run_dir, device), timeout_s=timeout_s)
             rows.append(_row(set_name, name, case, plain, watched))
             report(rows[-1])
         return rows

@@ -26,6 +26,7 @@ import torch
 
 from scripts.fault_zoo import protocol
 from scripts.fault_zoo.monitors import find_factory
+from scripts.fault_zoo.on_device import on_device
 from scripts.fault_zoo.protocol import Finding, Monitor
 
 ROOT = Path(__file__).parents[2]
@@ -42,12 +43,14 @@ class Job:
         case: Name of the case.
         monitor: The factory of the monitor, `MODULE:FACTORY`.
         run_dir: Run directory that the monitor shall write; None for none.
+        device: Device of the tensors of a script that names none.
     """
 
     module: str
     case: str
     monitor: str
     run_dir: str | None = None
+    device: str = "cpu"
 
 
 @dataclass
@@ -95,7 +98,8 @@ def run_here(job: Job) -> CaseRun:
     """Run a case in this process."""
     torch.set_num_threads(1)
     random.seed(0)
-    importlib.import_module(job.module)
+    with on_device(job.device):  # a module may make tensors, too
+        importlib.import_module(job.module)
     case = next(c for c in protocol.REGISTRY if (c.module, c.name) == (job.module, job.case))
     factory = find_factory(job.monitor)
     result, monitors = CaseRun(), list[Monitor]()
@@ -112,7 +116,8 @@ def run_here(job: Job) -> CaseRun:
 
     start = time.perf_counter()
     try:
-        case.run(attach)
+        with on_device(job.device):
+            case.run(attach)
     except Exception:  # whatever a script or a monitor raises ends the case, not the evaluation
         result.error_in = result.error_in or "script"
         result.error = traceback.format_exc(limit=-4)

@@ -12,6 +12,7 @@ twins     a training with and without watching, bit by bit: fp32, bf16, GradScal
 devices   one training on the GPU and on the CPU: the recorded rows agree
 waits     the places in gradwatch that wait for the device in 150 watched steps, as torch reports them
 faults    a NaN, a loss scale that collapses, and dead units are found on the GPU
+sequences recurrent layers that run along the batch are found, and others are not
 graph     a watched step that is captured in a CUDA graph records what the eager step records
 compiled  a watched step under torch.compile is recorded, and trains as without watching
 config    `gradwatch train` on CUDA: an interrupted run that resumes, and `gradwatch replay`, bit by bit
@@ -34,7 +35,7 @@ from scripts.gpu_checks.memory import check_plan
 from scripts.gpu_checks.numbers import check_numbers
 from scripts.gpu_checks.programs import check_compiled, check_config, check_graph, check_ranks
 from scripts.gpu_checks.report import REPORT, expect
-from scripts.gpu_checks.trainings import check_devices, check_faults, check_twins, check_waits
+from scripts.gpu_checks.trainings import check_devices, check_faults, check_sequences, check_twins, check_waits
 
 PARTS: dict[str, Callable[[], None]] = {
     "numbers": check_numbers,
@@ -42,6 +43,7 @@ PARTS: dict[str, Callable[[], None]] = {
     "devices": check_devices,
     "waits": check_waits,
     "faults": check_faults,
+    "sequences": check_sequences,
     "graph": check_graph,
     "compiled": check_compiled,
     "config": check_config,

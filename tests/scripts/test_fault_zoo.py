@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 import warm_python
 
 import gradwatch
@@ -19,6 +21,7 @@ from scripts.fault_zoo import worker
 from scripts.fault_zoo.__main__ import main
 from scripts.fault_zoo.case_sets import SETS, load_set
 from scripts.fault_zoo.judge import are_losses_equal, is_same_place, judge
+from scripts.fault_zoo.on_device import on_device
 from scripts.fault_zoo.protocol import FAULTS, Case, Finding
 
 ROOT = Path(__file__).parents[2]
@@ -165,3 +168,14 @@ def test_an_adapter_leaves_out_the_kinds_that_the_outer_zoo_has_no_word_for(monk
     assert {finding.kind for finding in redetect(history, detectors()).findings} == {"dead-layer", "unstable-formula"}
     monitor = SimpleNamespace(findings=lambda: redetect(history, detectors()).findings)
     assert [(f.kind, f.layer) for f in adapter(monitor).findings()] == [("dead-layer", "layers.5.weight")]
+
+
+def test_a_script_that_names_no_device_runs_on_another():
+    with on_device("meta"):
+        made = [torch.zeros(2), torch.from_numpy(np.ones(2)), torch.Generator(device="cpu")]
+        drawn = torch.randperm(4, generator=made[-1])
+
+    assert [it.device.type for it in made] == ["meta", "meta", "cpu"]
+    assert drawn.device.type == "meta"
+    assert torch.from_numpy(np.ones(2)).device.type == "cpu"
+    assert isinstance(torch.Generator(), torch.Generator)

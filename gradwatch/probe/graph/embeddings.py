@@ -16,7 +16,9 @@ PRODUCTS = frozenset({"Mul", "Bmm", "Mm", "Baddbmm", "Dot"})
 LOOKUPS = frozenset({"Embedding", "Gather", "Index", "IndexSelect"})
 MATRIX_PRODUCTS = frozenset({"Addmm", "Mm", "Linear"})
 
-NORMS = frozenset({"NativeLayerNorm", "NativeGroupNorm", "NativeBatchNorm", "FusedRmsNorm"})
+NORMS = frozenset(
+    {"NativeLayerNorm", "NativeGroupNorm", "NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm", "FusedRmsNorm"}
+)
 
 DISTANCES = ("MseLoss", "SmoothL1Loss", "HuberLoss", "Sub", "Rsub")
 """Operations that compare two values; in a codebook loss one of them is a constant."""

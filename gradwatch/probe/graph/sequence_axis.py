@@ -14,8 +14,14 @@ from gradwatch.events import SEQUENCE_AXIS
 from gradwatch.probe.graph.graph import Graph, Node, operation, shape
 from gradwatch.probe.graph.loss_rules import GraphMatch
 
-FUSED_RECURRENCES = ("CudnnRnn", "MiopenRnn", "MkldnnRnnLayer")
-"""Recurrent layers that are one operation, with results of shape (steps, samples, units)."""
+GPU_RECURRENCES = ("CudnnRnn", "MiopenRnn")
+
+FUSED_RECURRENCES = (*GPU_RECURRENCES, "MkldnnRnnLayer")
+"""Recurrent layers that are one operation, with results of shape (steps, samples, units).
+
+Those of a GPU keep the shape of the layer, which is (samples, steps, units) with `batch_first=True`. The others are
+transposed before and after.
+"""
 
 FUSED_ATTENTIONS = (
     "ScaledDotProductCudnnAttention",
@@ -76,6 +82,8 @@ def _layers(graph: Graph, predictions: Node) -> Iterator[SequenceSizes]:
     for node in graph.of(*FUSED_RECURRENCES, "Stack"):
         if node in below and len(shape(node)) == 3:
             steps, samples, _ = shape(node)
+            if getattr(node, "_saved_batch_first", False) and operation(node) in GPU_RECURRENCES:
+                steps, samples = samples, steps
             yield SequenceSizes(node, steps, samples)
     for node in graph.of(*FUSED_ATTENTIONS, *PLAIN_ATTENTIONS):
         if node in below and len(shape(node)) == 4:
