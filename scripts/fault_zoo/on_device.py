@@ -56,7 +56,7 @@ def on_device(name: str) -> Iterator[None]:
 
     with (
         mock.patch.object(torch, "from_numpy", moved),
-        mock.patch.object(torch, "Generator", lambda where=device: generator(where)),
+        mock.patch.object(torch, "Generator", lambda device=device: generator(device)),
         mock.patch.object(Tensor, "numpy", to_numpy),
         mock.patch.object(Tensor, "__array__", to_array),
         device,
