@@ -38,7 +38,7 @@ from gradwatch.models import _torchvision, gpt
 from gradwatch.records import DataSpec
 
 MODES = ("eager", "compile", "graph")
-SETTLING = 12  # steps before a capture or a profile: tables are on the device then, and the graph has been read
+SETTLING = 32  # steps before a capture or a profile: what is read in the first steps only has been read, and may wait
 PROFILED = 20  # two periods of the sampled statistics
 SHOWN = 12  # kernels
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
