@@ -43,7 +43,11 @@ def on_device(name: str) -> Iterator[None]:
         yield
         return
     device = torch.device(name)
-    from_numpy, numpy, array, generator = torch.from_numpy, Tensor.numpy, Tensor.__array__, torch.Generator
+    from_numpy, numpy, array, make_generator = torch.from_numpy, Tensor.numpy, Tensor.__array__, torch.Generator
+
+    class Generator(torch.Generator):  # a class, since scripts annotate with it
+        def __new__(cls, device: Any = device) -> Any:
+            return make_generator(device)
 
     def to_numpy(self: Tensor, *, force: bool = False) -> Any:
         return numpy(self.detach().cpu() if force else self.cpu())
@@ -56,7 +60,7 @@ def on_device(name: str) -> Iterator[None]:
 
     with (
         mock.patch.object(torch, "from_numpy", moved),
-        mock.patch.object(torch, "Generator", lambda device=device: generator(device)),
+        mock.patch.object(torch, "Generator", Generator),
         mock.patch.object(Tensor, "numpy", to_numpy),
         mock.patch.object(Tensor, "__array__", to_array),
         device,

@@ -174,7 +174,9 @@ def test_a_script_that_names_no_device_runs_on_another():
     with on_device("meta"):
         made = [torch.zeros(2), torch.from_numpy(np.ones(2)), torch.Generator(device="cpu")]
         drawn = torch.randperm(4, generator=made[-1])
+        annotation = torch.Generator | None
 
+    assert "Generator" in str(annotation)
     assert [it.device.type for it in made] == ["meta", "meta", "cpu"]
     assert drawn.device.type == "meta"
     assert torch.from_numpy(np.ones(2)).device.type == "cpu"
