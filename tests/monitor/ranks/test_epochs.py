@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Sampler, TensorDataset
 
 from gradwatch.attempts import Attempts
-from gradwatch.monitor.ranks.epochs import EpochWatch
+from gradwatch.monitor.ranks.epochs import PASS_LISTENERS, EpochWatch
 
 DATA = TensorDataset(torch.arange(40))
 STEPS = 5  # 20 samples of a rank, in batches of 4
@@ -156,6 +156,9 @@ def test_other_passes_over_a_sampler_are_no_repetition(watched, loop):
 
 
 def test_the_classes_of_torch_are_as_before_after_the_last_watch():
+    for listeners in PASS_LISTENERS:  # the watch of another test may live on
+        for watch in [*listeners]:
+            listeners.remove(watch)
     before = DataLoader.__iter__, DistributedSampler.__iter__
     watches = [EpochWatch(nn.Linear(1, 1), print, Attempts()) for _ in range(2)]
     for watch in watches:
