@@ -14,7 +14,10 @@ from gradwatch.autowatch.search import params_of
 from gradwatch.autowatch.step_recorder import StepRecorder, total
 
 PATIENCE = 16
-"""Steps of one optimizer to wait for the others: a GAN may train its critic several times per step."""
+"""Steps of one optimizer to wait for the others: a GAN may train its critic several times per step.
+
+If another optimizer steps again after more steps than that, twice as many are waited for from then on.
+"""
 
 
 @final
@@ -44,7 +47,9 @@ class OptimizerLoop:
         self._updates: Counter[int] = Counter()
         self._pending: list[Tensor] = []
         self._losses: dict[int, Tensor] = {}
-        self._num_updates = 0  # of the newest optimizer
+        self._num_updates = 0  # of the newest optimizers
+        self._newest: dict[int, int] = {}  # by optimizer: updates of all until its last one
+        self._patience = PATIENCE
         self._is_stepping = self._has_closure_loss = self._is_due = self._is_scaled = False
 
     def __contains__(self, optimizer: Optimizer) -> bool:
@@ -102,8 +107,11 @@ class OptimizerLoop:
             return False
         self._updates[key] += 1
         self._num_updates += 1
-        self._expected.add(key)
-        if self._updates[key] >= PATIENCE:  # the others are idle
+        if key not in self._expected:  # it was taken for idle
+            self._patience = max(self._patience, 2 * (self._num_updates - self._newest.get(key, 0)))
+            self._expected.add(key)
+        self._newest[key] = self._num_updates
+        if self._updates[key] >= self._patience:  # the others are idle
             self._expected = set(self._updates)
         if self._expected <= self._updates.keys():
             self._is_due = True

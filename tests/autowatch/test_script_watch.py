@@ -314,6 +314,21 @@ def test_a_critic_that_steps_more_often_belongs_to_one_step(unedited, monitors):
     assert monitor.history.info.models == ("model", "critic")
 
 
+def test_after_one_long_wait_a_critic_of_many_steps_belongs_to_one_step(unedited, monitors):
+    with unedited():
+        model, critic = make(), make()
+        slow, fast = (torch.optim.SGD(m.parameters(), lr=0.01) for m in (model, critic))
+        for _ in range(10):
+            for module, optimizer in [(critic, fast)] * 20 + [(model, slow)]:
+                optimizer.zero_grad()
+                loss_of(module).backward()
+                optimizer.step()
+
+    (monitor,) = monitors
+    # the first 20 steps of the critic are taken for the training, until the other model steps
+    assert len(monitor.history["loss"]) == (20 - 15) + 1 + 9
+
+
 def test_an_optimizer_that_never_steps_does_not_hold_up_the_others(unedited, monitors):
     with unedited():
         model, idle = make(), make()
