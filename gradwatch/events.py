@@ -456,6 +456,12 @@ INPUTS_ALIKE = EventKind(
     values=BATCH_ALIKE.values,
     text=BATCH_ALIKE.text,
 )
+SAMPLES_EQUAL = EventKind(
+    name="samples-equal",
+    meaning="All samples of each inspected batch are the same, and the batches differ.",
+    values={"samples": "samples of a batch", "batches": "inspected batches that differ from each other"},
+    text="all {samples} samples of a batch are the same, in each of {batches} different batches",
+)
 TENSOR_HELD = EventKind(
     name="tensor-held",
     meaning="The loop passed the tensor of step 0 again.",

@@ -862,6 +862,20 @@ CAUSES: tuple[Cause, ...] = (
         source="Karpathy 2019, https://karpathy.github.io/2019/04/25/recipe/ (visualize just before the net)",
     ),
     Cause(
+        id="samples-of-one-array",
+        name="samples that share one array",
+        leads={"constant-batch": 20},
+        explains={"loss-plateau": 3, "vanishing-gradient": 1.5},
+        requires=frozenset({Condition.COPIED_SAMPLES}),
+        because=(
+            "What is kept of each sample is the same array or tensor, which changes later: an environment that writes "
+            "all of its observations to one array, or a buffer that is filled again."
+        ),
+        confirm="Print two samples of a batch, and np.shares_memory of two that are kept.",
+        remedies=("copy_samples",),
+        source="google-deepmind/dm_control#34, https://github.com/google-deepmind/dm_control/issues/34",
+    ),
+    Cause(
         id="labels-of-one-class",
         name="labels of a single class",
         leads={"constant-batch": 20},
@@ -879,7 +893,7 @@ CAUSES: tuple[Cause, ...] = (
         id="constant-batch",
         name="same batch at every step",
         leads={"constant-batch": 10},
-        excludes=frozenset({Condition.EQUAL_SAMPLES, Condition.LABELS_EQUAL}),
+        excludes=frozenset({Condition.EQUAL_SAMPLES, Condition.COPIED_SAMPLES, Condition.LABELS_EQUAL}),
         explains={"overfitting": 5, "loss-plateau": 1.5, "vanishing-gradient": 1.2},
         because=(
             "An iterator that is created at every step, or a generator that is seeded at every step, returns its first "

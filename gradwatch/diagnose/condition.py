@@ -166,6 +166,9 @@ class Condition(enum.Enum):
     EQUAL_SAMPLES = enum.auto()
     """All samples of a batch are the same."""
 
+    COPIED_SAMPLES = enum.auto()
+    """All samples of a batch are the same, while the batches differ."""
+
     OUTPUTS_AVERAGED = enum.auto()
     """The loss depends on the mean of the outputs of a batch alone."""
 

@@ -206,6 +206,7 @@ KNOWN: dict[str, Build] = {
         "check that labels and mask leave terms in the loss, and raise the margin above the initial distances"
     ),
     "inspect_inputs": _fixed("print a batch just before the model, and fix the transform that makes its samples equal"),
+    "copy_samples": _fixed("copy each sample before you keep it: memory.append(state.copy()), or state.clone()"),
     "inspect_labels": _fixed(
         "count the labels of an epoch, and fix the code that makes them equal; shuffle sorted data"
     ),

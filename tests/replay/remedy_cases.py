@@ -278,6 +278,16 @@ def constant_batch(step, fixed):
     return x, x[:, :4].argmax(1)
 
 
+KEPT = torch.zeros(8)
+
+
+def memories(step, fixed):
+    """Return 32 samples, all of which are the same array unless they are copied."""
+    states = [KEPT.copy_(torch.randn(8)).clone() if fixed else KEPT.copy_(torch.randn(8)) for _ in range(32)]
+    x = torch.stack(states)
+    return x, torch.randint(4, (32,)) if not fixed else x[:, :4].argmax(1)
+
+
 def outlier(step, fixed):
     x, y = batch_of(step, fixed)
     return (x if fixed or step != 40 else 1000 * x), y
@@ -661,6 +671,13 @@ LOOPS = {
         remedy="inspect_inputs",
         model=lambda _: mlp(),
         batch=lambda step, fixed: batch_of(step, fixed) if fixed else (torch.zeros(32, 8), torch.arange(32) % 4),
+    ),
+    "memories": Loop(
+        kind="constant-batch",
+        cause="samples-of-one-array",
+        remedy="copy_samples",
+        model=lambda _: mlp(),
+        batch=memories,
     ),
     "one-class": Loop(
         kind="constant-batch",

@@ -11,6 +11,7 @@ import numpy as np
 from gradwatch.detect import Example, Recovery
 from gradwatch.detect.data_and_loss.constant_batch_rules.alike_samples import (
     find_alike_samples,
+    find_copied_samples,
     find_equal_labels,
     find_equal_samples,
 )
@@ -24,6 +25,7 @@ from gradwatch.events import (
     LABELS_EQUAL,
     PART_BATCH,
     REMADE_BATCH,
+    SAMPLES_EQUAL,
     TENSOR_HELD,
 )
 from gradwatch.history.store import History
@@ -51,19 +53,21 @@ class ConstantBatch:
     When it is wrong: a deliberate test that the model overfits one batch. Augmentation after the batch was passed to
     `monitor.step` is not seen.
 
-    When it is withdrawn: `others` different batches arrived after the finding. (2) and (3) are never withdrawn.
+    When it is withdrawn: `others` different batches arrived after the finding. The others are never withdrawn.
 
     How it is detected: (1) The same hash comes many times in a row. (2) The samples of steps 0, 1, 8, 10, 20 and 30 are
     the same, in another order or with noise: each is far nearer to one in the first batch than two samples of a batch
     are to each other. If the loop passes no batches, (2) reads the inputs of the model instead. If all samples of a
     batch are equal, too, the inputs have no content. (3) All labels of the first sampled steps are one of three or more
-    classes. Full-batch training is not a mistake, so (1) and (2) are warnings only if there is more data: other batches
-    came before; a DataLoader gives several batches of this size; a batch that is made at each step is in a larger
-    tensor; or it is made at each step, and the loop keeps nothing of its length. Otherwise they are info, as with
-    L-BFGS, which needs the same batch at every step, and with points at which a differential equation must hold: the
-    loss has derivatives by up to `coordinates` numbers. Reinforcement learning goes over a collection many times: a
-    tensor that is passed again must come `held` or `longest` times, and a batch after others `again` times as often as
-    each. Samples that are new beside copies of others come from a replay buffer that fills.
+    classes. (4) All samples of each of those batches are the same, while the batches differ, as memories of an
+    environment do that are all the same array. Full-batch training is not a mistake, so (1) and (2) are warnings only
+    if there is more data: other batches came before; a DataLoader gives several batches of this size; a batch that is
+    made at each step is in a larger tensor; or it is made at each step, and the loop keeps nothing of its length.
+    Otherwise they are info, as with L-BFGS, which needs the same batch at every step, and with points at which a
+    differential equation must hold: the loss has derivatives by up to `coordinates` numbers. Reinforcement learning
+    goes over a collection many times: a tensor that is passed again must come `held` or `longest` times, and a batch
+    after others `again` times as often as each. Samples that are new beside copies of others come from a replay buffer
+    that fills.
 
     Source: pytorch/pytorch#1917, `next(iter(loader))`, https://github.com/pytorch/pytorch/issues/1917.
 
@@ -101,6 +105,7 @@ class ConstantBatch:
         yield from equal
         if equal:
             return
+        yield from find_copied_samples(history)
         yield from find_equal_labels(history)
         # alike samples of the first steps mean no more than the equal batches that other batches have followed
         if not any(finding.kind == self.kind for finding in history.withdrawn):
@@ -149,6 +154,8 @@ class ConstantBatch:
         yield Example("the same samples, with noise", make_alike(BATCH_ALIKE, part=1), (None,))
         yield Example("all the data in another order: for information", make_alike(BATCH_ALIKE), (None,))
         yield Example("all images are black", make_alike(BATCH_ALIKE, equal=1), (None,))
+        copied = Synthetic(steps=40).add_event(SAMPLES_EQUAL, step=30, values={"samples": 64, "batches": 6})
+        yield Example("memories that are all the same array", copied.history(), (None,))
         one = Synthetic(steps=120).add_event(LABELS_EQUAL, step=80, text="all are class 0", values={"labels": 512})
         yield Example("all labels are 0", one.history(), (None,))
         seeded = make_alike(INPUTS_ALIKE, step=10, is_handed_over=False, part=1)

@@ -13,6 +13,7 @@ from gradwatch.monitor.best_effort import best_effort
 from gradwatch.monitor.context import MonitorContext
 from gradwatch.monitor.host_stats import num_samples
 from gradwatch.probe.batches.batch_hash import checksums, finite_flag, is_finite, native_hash
+from gradwatch.probe.batches.equal_samples import EqualSamples
 from gradwatch.probe.batches.origin import UnreadBatch
 from gradwatch.probe.batches.repeated_samples import RepeatedSamples
 
@@ -47,7 +48,7 @@ class BatchReader:
         self.attempts = context.attempts
         self._device = device
         self._context, self._events = context, context.events
-        self._samples = RepeatedSamples()
+        self._samples, self._equal = RepeatedSamples(), EqualSamples()
         self._unread = UnreadBatch()
 
     def read(self, batch: Any, *, step: int, run: Mapping[str, float]) -> BatchReading:
@@ -89,10 +90,12 @@ class BatchReader:
 
     @best_effort("the comparison of batches")
     def _compare(self, batch: Any, step: int) -> None:
-        # a comparison reads the values, and would wait for the device
+        # a comparison of all samples would wait for the device
         if not self._context.is_deferred:
             for event in self._samples.inspect(batch, step=step):
                 self._context.pipeline.add_event(event)
         if self._context.is_deferred or self._samples.has_no_rows:
             for event in self._unread.inspect(batch, step=step):
                 self._context.pipeline.add_event(event)
+        for event in self._equal.inspect(batch, step=step):
+            self._context.pipeline.add_event(event)

@@ -285,7 +285,7 @@ class StepRead(NamedTuple):
         for call in self.calls:
             scores, gradients = ([next(values) for _ in call.slices] for _ in range(2))
             calls.append(CallValues(call.size, call.slices, scores, gradients))
-        return calls, next((float(loss.item()) for loss in values), self.loss)
+        return calls, next((float(loss.flat[0]) for loss in values), self.loss)
 
 
 @final

@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from gradwatch.detect.data_and_loss.constant_batch_rules.batch_origin import ALL_DATA, needs_one_batch
 from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import Sign
-from gradwatch.events import BATCH_ALIKE, INPUTS_ALIKE, LABELS_EQUAL, POLICY, EventKind
+from gradwatch.events import BATCH_ALIKE, INPUTS_ALIKE, LABELS_EQUAL, POLICY, SAMPLES_EQUAL, EventKind
 from gradwatch.history.store import History
 from gradwatch.records import Quantity, Severity
 
-EQUAL = "batch.equal_samples"
-"""Key of the evidence that all samples are the same."""
+EQUAL, COPIED = "batch.equal_samples", "batch.copied_samples"
+"""Keys of the evidence that all samples are the same, in the same or in different batches."""
 
 
 def find_alike_samples(history: History, *, coordinates: int) -> Iterator[Sign]:
@@ -51,6 +51,18 @@ def find_equal_samples(history: History) -> Iterator[Sign]:
             (Quantity(key=EQUAL, label="samples of a batch", value=event.values["samples"]),),
             since=int(history.steps("loss")[0]),
             # a bandit has one state
+            severity=Severity.INFO if any(events_of(history, POLICY)) else Severity.WARNING,
+        )
+
+
+def find_copied_samples(history: History) -> Iterator[Sign]:
+    """Yield a sign if all samples of a batch are the same, and those of other batches are others."""
+    for event in events_of(history, SAMPLES_EQUAL):
+        yield Sign(
+            f"all {event.values['samples']:.0f} samples of a batch are the same, while the batches differ",
+            (Quantity(key=COPIED, label="samples of a batch", value=event.values["samples"]),),
+            since=int(history.steps("loss")[0]),
+            # the actions for one state
             severity=Severity.INFO if any(events_of(history, POLICY)) else Severity.WARNING,
         )
 
