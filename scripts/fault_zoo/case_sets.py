@@ -20,6 +20,7 @@ SETS = (
     "questions",
     "threads",
     "fixes",
+    "stories",
 )
 """`dev` was open while gradwatch was written, `opened` judged an earlier version first, `published` holds reported
 bugs, and so do the sets after it, by people who had not read gradwatch.
