@@ -152,8 +152,9 @@ def _nll(graph: Graph, node: Node) -> GraphMatch | None:
     made_by = graph.through(graph.first(node))
     if _is_linear(graph, made_by):
         return GraphMatch(node, SCORES.observe())
-    if made_by is not None and _goes_over_samples(made_by):
-        return GraphMatch(made_by, SOFTMAX_OVER_BATCH.observe(values={"samples": shape(made_by)[0]}))
+    softmax = _softmax_of(graph, made_by)
+    if softmax is not None and _goes_over_samples(softmax):
+        return GraphMatch(softmax, SOFTMAX_OVER_BATCH.observe(values={"samples": shape(softmax)[0]}))
     return None
 
 
@@ -167,10 +168,18 @@ def _not_logarithmic(node: Node, function: str) -> GraphMatch:
     return GraphMatch(node, PROBABILITIES.observe(misuse=misuse, effect="it gets probabilities"))
 
 
-def _goes_over_samples(node: Node) -> bool:
-    # a saved dimension of 0 is that of the samples: the shape is (samples, classes, ...)
-    is_batch = operation(node) == "LogSoftmax" and len(shape(node)) > 1 and shape(node)[0] > 1
-    return is_batch and getattr(node, "_saved_dim", -1) == 0
+def _softmax_of(graph: Graph, node: Node | None) -> Node | None:
+    """Return the softmax of which a node is the logarithm, or None."""
+    if node is not None and operation(node) == "Log":
+        below = graph.through(graph.first(node), also=CLAMPS)
+        return below if below is not None and operation(below) == "Softmax" else None
+    return node if node is not None and operation(node) == "LogSoftmax" else None
+
+
+def _goes_over_samples(softmax: Node) -> bool:
+    # the first dimension is that of the samples: the shape is (samples, classes, ...)
+    sizes = shape(softmax)
+    return len(sizes) > 1 and sizes[0] > 1 and dimension(softmax._saved_dim, len(sizes)) == 0
 
 
 def match_divergence(graph: Graph, node: Node) -> GraphMatch | None:
