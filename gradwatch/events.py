@@ -343,6 +343,12 @@ WEIGHTS_STILL = EventKind(
     values={"still": "tensors", "held": "tensors", "steps": "steps"},
     text="{still:.0f} of {held:.0f} tensors have not changed in {steps:.0f} steps",
 )
+WEIGHTS_CLIPPED = EventKind(
+    name="weights-clipped",
+    meaning="A tenth or more of the values of a weight are its largest or its smallest: the loop clips it.",
+    values={"first": "index of the first tensor", "last": "index of the last tensor"},
+    text="{weights}: many values are the largest or the smallest, as if clipped",
+)
 OPTIMIZER_REBUILT = EventKind(
     name="optimizer-rebuilt",
     meaning="Each update so far was made by a new optimizer.",

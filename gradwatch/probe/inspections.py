@@ -30,6 +30,7 @@ from gradwatch.probe.output_reader import OutputReader
 from gradwatch.probe.parameters import Models
 from gradwatch.probe.policy.probe import PART as POLICY_PART
 from gradwatch.probe.policy.probe import PolicyProbe
+from gradwatch.probe.updates.clipped_weights import ClippedWeights
 from gradwatch.probe.updates.earlier_updates import find_earlier_updates
 from gradwatch.probe.updates.outside_moves import OutsideMoves
 from gradwatch.probe.updates.parameter_changes import ParameterChanges
@@ -99,7 +100,7 @@ class Inspections:
         self._readers = readers
         self._zero_grad, self._left_gradients = zero_grad, left_gradients
         self._moves, self._standstill = OutsideMoves(params, layers), Standstill(params, layers)
-        self._rebuilt = RebuiltOptimizers(params, layers)
+        self._rebuilt, self._clipped = RebuiltOptimizers(params, layers), ClippedWeights(params, layers)
         self._changes = ParameterChanges(models, params, layers, optimizers)
         # before the first step: later the weights have moved
         initial = [
@@ -165,6 +166,7 @@ class Inspections:
             *self._find("the weights outside of the optimizer", partial(self._moves.find, step)),
             *self._find("the weights of the optimizer", partial(self._standstill.find, step)),
             *self._find("the optimizers that make the updates", self._rebuilt.find),
+            *self._find("the clipped weights", partial(self._clipped.find, step)),
             *self._find("the random draws", partial(self._draws.find, step=step, is_validated=is_validated)),
         ]
         found += [observation for observation in later if observation.place not in self._known]

@@ -65,8 +65,7 @@ class NotOptimized:
     Check that every parameter matches one group. If updates are lost to rounding, keep float32 weights. Updates that
     other code undoes are found by `gradwatch check --step-audit`.
 
-    When it is wrong: a backbone that is left out on purpose without freezing it (info). Weights of a critic that are
-    clipped after each step may all reach the bound.
+    When it is wrong: a backbone that is left out on purpose without freezing it (info).
 
     When it is withdrawn: each of its tensors moved at `samples` + 1 measurements in a row, or something other than the
     optimizers moved it. (3), (6) to (8) and (10) are never withdrawn.
@@ -77,24 +76,24 @@ class NotOptimized:
     that time and gets gradients now counts too, unless its gradient is stale: its norm has not risen for `stale` steps.
     (2) An optimizer holds a tensor with a gradient and a learning rate. Its measured updates are exactly zero and its
     norm stays the same, while other tensors move. (3) The autograd graph of the loss reaches parameters that the model
-    keeps in a plain list, tuple or dict, or as a tensor that is not an nn.Parameter. `parameters()` does not list
-    them, and nothing moved them between steps 0 and 8. (4) A group has a
-    learning rate of zero, while others move. (5) All measured updates are exactly zero, at a rate that would move the
-    weights visibly: the step of the optimizer does not update, or works on other tensors. (6) Nothing is left to train:
-    an optimizer holds no parameter, or no parameter of the model requires a gradient. (7) A parameter joins the model
-    after `watch`, or takes the place of one, and no optimizer holds it. (8) The loss reaches tensors that no watched
-    model and no optimizer holds, such as class centers or loss weights. They do not move, and nothing clears their
-    gradient (info). (9) No optimizer has made a step in the first 40, there are gradients, and most weights have not
-    moved. (10) Each of the first 20 updates is made by a new optimizer, of a kind that keeps averages of the gradients.
+    keeps in a plain list, tuple or dict, or as a tensor that is not an nn.Parameter. `parameters()` does not list them,
+    and nothing moved them between steps 0 and 8. (4) A group has a learning rate of zero, while others move. (5) All
+    measured updates are exactly zero, at a rate that would move the weights visibly: the step of the optimizer does not
+    update, or works on other tensors. (6) Nothing is left to train: an optimizer holds no parameter, or no parameter of
+    the model requires a gradient. (7) A parameter joins the model after `watch`, or takes the place of one, and no
+    optimizer holds it. (8) The loss reaches tensors that no watched model and no optimizer holds, such as class centers
+    or loss weights. They do not move, and nothing clears their gradient (info). (9) No optimizer has made a step in the
+    first 40, there are gradients, and most weights have not moved. (10) Each of the first 20 updates is made by a new
+    optimizer, of a kind that keeps averages of the gradients.
 
     Exceptions to the rules: a backbone may be left out on purpose without freezing it. Fine-tuning a head looks like
     this: the tensors come first in the model, and an optimizer holds everything after them. That is reported as info,
     with the advice to freeze them. It stays a warning if a group holds no parameter, which is never intended, if
     nothing clears their gradient, which then adds up, or if a larger part of the model is frozen: freezing that part
-    left these tensors out. Weights that are clipped after each step, as in a critic, may all reach the bound; they are
-    left out if the bound is a round number. An optimizer that has converged, as L-BFGS does by its own tolerance, has
-    nothing left to update: a group is left out if all its tensors moved, and stopped at once with a gradient norm below
-    a hundredth of the first.
+    left these tensors out. Weights that are clipped after each step, as in a critic, may all reach the bound: they are
+    left out if a tenth of their values or more are the largest or the smallest. An optimizer that has converged, as
+    L-BFGS does by its own tolerance, has nothing left to update: a group is left out if all its tensors moved, and
+    stopped at once with a gradient norm below a hundredth of the first.
 
     Source: pytorch/pytorch documentation of torch.optim ("construct the optimizer after moving or changing the model"),
     https://pytorch.org/docs/stable/optim.html; minGPT, `configure_optimizers`, which asserts it.
@@ -110,8 +109,6 @@ class NotOptimized:
             the others. If gradients vanish over depth, an update that is lost in rounding is a consequence.
         moving: Update/weight ratio that some other tensor must have, for (2) and (4). 1e-5: if none has it, the
             learning rate is too low for all tensors.
-        digit: Distance of a size to a number of one digit, relative to the unit of that digit, up to which the size is
-            such a number, and the tensor may be clipped to it. 0.0001: 1 in 5,000 sizes is by chance.
     """
 
     code: ClassVar[str] = "GW301"
@@ -121,7 +118,6 @@ class NotOptimized:
     stale: int = 8
     gradient: float = 1e-4
     moving: float = 1e-5
-    digit: float = 1e-4
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each module that is not optimized."""
@@ -141,7 +137,7 @@ class NotOptimized:
         # cheap: some trainable tensor has a measured update of zero
         if largest >= 0 and np.count_nonzero(ratio_L > 0) < structure.num_trainable and (ratio_L == 0).any():
             yield from find_unchanged_parameters(
-                self, history, samples=self.samples, gradient=self.gradient, moving=self.moving, digit=self.digit
+                self, history, samples=self.samples, gradient=self.gradient, moving=self.moving
             )
 
     def recovery(self, history: History, finding: Finding) -> Recovery | None:
@@ -161,9 +157,9 @@ class NotOptimized:
         text = "the loss reaches 8 tensors in `convs`, a plain container that parameters() does not see"
         hidden = Synthetic(steps=20).add_event(UNREGISTERED, layer="convs", text=text, values={"tensors": 8.0})
         yield Example("layers are kept in a plain list", hidden.history(), ("convs",))
-        yield Example("weights stop in the middle of a run", make_stopped(at=0.123), ("layers.4.weight",))
-        yield Example("a layer leaves the model, with its last gradient", make_stopped(at=0.123, has_left=True))
-        yield Example("clipping holds all weights of a critic at its bound", make_stopped(at=0.01))
+        yield Example("weights stop in the middle of a run", make_stopped(), ("layers.4.weight",))
+        yield Example("a layer leaves the model, with its last gradient", make_stopped(has_left=True))
+        yield Example("clipping holds all weights of a critic at its bound", make_stopped(is_clipped=True))
         yield Example("a group in the middle has a rate of 0", make_at_zero(6), ("layers.6.weight",))
         yield Example(
             "the first group has a rate of 0, as if frozen: for information", make_at_zero(0), ("layers.0.weight",)
@@ -210,7 +206,7 @@ class NotOptimized:
         yield Example("one of two optimizers has converged", make_converged(4))
         yield Example(
             "a layer stops near its minimum, and the others of its group do not",
-            make_stopped(at=0.123, left=1e-3),
+            make_stopped(left=1e-3),
             ("layers.4.weight",),
         )
         yield Example("all layers stop, with a tenth of the first gradient", make_converged(left=0.1), (None,))

@@ -56,7 +56,7 @@ class OutsideMoves:
         moved = [i for i, mark in now.items() if self._before.setdefault(i, mark) != mark]
         for i in moved:
             del self._params[i]
-        for first, last in _runs(moved):
+        for first, last in runs(moved):
             names = [self._layers[i].name for i in (first, last)]
             values = {"first": first, "last": last}
             yield WEIGHTS_MOVED.observe(names[0], values=values, weights=" to ".join(dict.fromkeys(names)))
@@ -77,7 +77,7 @@ def _sum_and_norm(param: Tensor) -> Tensor:
     return torch.stack([values.sum(dtype=wide), torch.linalg.vector_norm(values, dtype=wide)])
 
 
-def _runs(places: Sequence[int]) -> Iterator[tuple[int, int]]:
+def runs(places: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield the first and the last of each run of consecutive numbers."""
     # a number minus its position is constant within a run
     for _, run in itertools.groupby(enumerate(places), lambda pair: pair[1] - pair[0]):

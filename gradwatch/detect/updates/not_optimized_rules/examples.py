@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from gradwatch.events import EMPTY_GROUP, UNHELD_KEPT, WEIGHTS_MOVED, WEIGHTS_STILL, EventKind
+from gradwatch.events import EMPTY_GROUP, UNHELD_KEPT, WEIGHTS_CLIPPED, WEIGHTS_MOVED, WEIGHTS_STILL, EventKind
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.history.synthetic.edit import with_statistic
@@ -101,15 +101,17 @@ def make_converged(layer: int | None = None, *, left: float = 1e-3, moves: bool 
     return made.history()
 
 
-def make_stopped(*, at: float, has_left: bool = False, left: float = 1.0) -> History:
-    """Return a run in which a layer moves until the root mean square of its weights is `at`, or leaves the model."""
+def make_stopped(*, is_clipped: bool = False, has_left: bool = False, left: float = 1.0) -> History:
+    """Return a run in which a layer stops to move: clipping holds it at a bound, it leaves the model, or neither."""
     made = Synthetic(steps=60)
     made.update_factor_TL[20:, 4] = 0
     made.grad_l2_TL[20:, 4] *= left
     made.weight_l2_TL = made.weight_l2_TL * np.ones((60, 12))
-    made.weight_l2_TL[20:, 4] = at * math.prod(made.info.layers[4].shape) ** 0.5
+    made.weight_l2_TL[20:, 4] = made.weight_l2_TL[19, 4]
     if has_left:
         made.grad_l2_TL[20:, 4] = made.grad_l2_TL[19, 4]
+    if is_clipped:
+        made.add_event(WEIGHTS_CLIPPED, step=20, values={"first": 3, "last": 4})
     return made.history()
 
 

@@ -46,13 +46,6 @@ def has_gradient(history: History, *, least: float) -> NDArray[np.bool_]:
     return np.asarray((size_L > least * np.fmax.reduce(size_L)) & ~is_left_L)
 
 
-def is_round(size: NDArray[np.floating], *, error: float) -> NDArray[np.bool_]:
-    """Return which sizes are a one-digit number within a relative error."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        unit = 10 ** np.floor(np.log10(size * (1 + error)))  # the margin keeps 0.99999 from becoming 9.9999
-        return np.asarray(np.abs(size / unit - np.round(size / unit)) < error)
-
-
 def findings_of(
     detector: HasCode,
     history: History,

@@ -19,16 +19,15 @@ from gradwatch.detect.features.unmade_updates import are_updates_missing, have_c
 from gradwatch.detect.updates.not_optimized_rules.measurements import (
     findings_of,
     has_gradient,
-    is_round,
     measured_updates,
 )
-from gradwatch.events import OPTIMIZER_REBUILT, WEIGHTS_STILL
+from gradwatch.events import OPTIMIZER_REBUILT, WEIGHTS_CLIPPED, WEIGHTS_STILL
 from gradwatch.history.store import Floats, History
 from gradwatch.records import Finding, Quantity, Severity
 
 
 def find_unchanged_parameters(
-    detector: HasCode, history: History, *, samples: int, gradient: float, moving: float, digit: float
+    detector: HasCode, history: History, *, samples: int, gradient: float, moving: float
 ) -> Iterator[Finding]:
     """Yield the tensors with a gradient and zero updates in a row, and those at a learning rate of 0.
 
@@ -40,13 +39,12 @@ def find_unchanged_parameters(
         samples: Measured updates in a row that must be zero.
         gradient: Size of a gradient element, in units of the largest tensor's, up to which a tensor need not move.
         moving: Update/weight ratio that some other tensor must have.
-        digit: Relative distance to a one-digit number up to which weights may be clipped to it.
     """
     ratio_TL, norm_TL = measured_updates(history, samples)
     if len(ratio_TL) < samples or not _others_move(history, ratio_TL, moving):
         return
     stuck_L = (ratio_TL == 0).all(axis=0) & (norm_TL == norm_TL[0]).all(axis=0)
-    stuck_L &= has_gradient(history, least=gradient) & ~_is_clipped(history, digit) & ~have_converged(history, ratio_TL)
+    stuck_L &= has_gradient(history, least=gradient) & ~_is_clipped(history) & ~have_converged(history, ratio_TL)
     # an update that is lost in rounding is a consequence of a tiny rate
     slow = [f for f in history.findings if f.kind == "learning-rate-too-low" and f.names]
     stuck_L[[i for finding in slow for i in tensors_of(history, finding)]] = False
@@ -129,11 +127,9 @@ def _learning_rates(history: History) -> Floats:
     return rate_L
 
 
-def _is_clipped(history: History, error: float) -> NDArray[np.bool_]:
-    """Return which tensors moved until all elements reached a bound, like the weights of a clipped critic.
-
-    Their root mean square is that bound, which is a round number.
-    """
-    has_moved_L = (history.param.window("update.ratio") > 0).any(axis=0)
-    size_L = history.param.newest("weight.l2").astype(np.float64) / structure_of(history).rms_scale_L
-    return np.asarray(has_moved_L & is_round(size_L, error=error))
+def _is_clipped(history: History) -> NDArray[np.bool_]:
+    """Return which tensors the loop clips: all of their values may have reached a bound."""
+    is_clipped_L = np.zeros(len(history.info.layers), np.bool_)
+    for event in events_of(history, WEIGHTS_CLIPPED):
+        is_clipped_L[int(event.values["first"]) : int(event.values["last"]) + 1] = True
+    return is_clipped_L
