@@ -32,7 +32,8 @@ class Curvature:
         products: Number of products of the Hessian with a vector, including one that checks autograd.
         converged: Whether the error is within the tolerance.
         loss: The loss at these weights, on this batch.
-        largest_rate: 2 / sharpness, the largest stable rate of plain gradient descent; infinite where nothing bends up.
+        largest_rate: 2 / sharpness, the largest stable rate of plain gradient descent; infinite if the sharpness is not
+            positive.
     """
 
     sharpness: float

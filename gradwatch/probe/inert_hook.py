@@ -28,7 +28,7 @@ _do_nothing = contextlib.nullcontext.__exit__
 
 @final
 class InertHook:
-    """Call a function as a hook, where tensors have values.
+    """Call a function as a hook, if tensors have values.
 
     The hook is skipped in a forward or backward pass that has no values to read: in `torch.jit.trace`, `torch.export`,
     a transform of `torch.func`, or with fake tensors. `torch.jit.script` does not see the hook. A copy of the hook,
@@ -77,7 +77,7 @@ class InertHook:
 
 
 def inert_hook(callback: Callable[..., Any], *, is_compiled: bool = False) -> InertHook:
-    """Return a hook that calls a function where tensors have values; copies of the hook do nothing."""
+    """Return a hook that calls a function if tensors have values; copies of the hook do nothing."""
     return InertHook(callback, is_compiled=is_compiled)
 
 
@@ -132,7 +132,7 @@ def takes_hooks(module: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def _hidden(module: nn.Module) -> Iterator[None]:
-    """Take all inert hooks, and copies of them, from the tables of a module and of its parts."""
+    """Remove all inert hooks, and copies of them, from the tables of a module and its parts during the context."""
     tables = [table for part in module.modules() for table in (part._forward_hooks, part._forward_pre_hooks)]
     before = [(table, dict(table)) for table in tables if any(map(_is_inert, table.values()))]
     for table, hooks in before:
@@ -148,7 +148,7 @@ def _hidden(module: nn.Module) -> Iterator[None]:
 
 
 def _is_exporting() -> bool:
-    # not `torch.compiler.is_exporting`, which torch 2.11 takes for true while it compiles
+    # not `torch.compiler.is_exporting`, which is also true while torch 2.11 compiles
     return bool(getattr(torch.compiler, "_is_exporting_flag", False))
 
 

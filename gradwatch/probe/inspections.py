@@ -39,7 +39,7 @@ from gradwatch.probe.updates.standstill import Standstill
 from gradwatch.records import Event, LayerInfo
 
 UNREAD_STEP = 1
-"""Step that reports a missing autograd graph: at the first step, a loop may have a reason for it."""
+"""Step at which a missing autograd graph is reported: at the first step, a loop may have a reason for it."""
 
 MODES = "the modes of modules"
 CLEARING = "the clearing of gradients"

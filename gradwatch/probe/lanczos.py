@@ -15,7 +15,8 @@ from torch import Tensor
 from gradwatch.probe.device.sync import to_float, to_host
 
 MAX_BASIS = 16
-"""Vectors of the basis, which bound the memory. On evenly spaced eigenvalues, 64 save none of 29 products."""
+"""Vectors of the basis, which bound the memory. On evenly spaced eigenvalues, 64 vectors would save none of 29
+products."""
 KEPT_BASIS = 4
 """Approximate eigenvectors that a restart keeps; Wu and Simon 2000, doi:10.1137/S0895479898334605, sec. 3."""
 ROUNDING_EPS = 16
@@ -50,8 +51,8 @@ def largest_eigenvalue(
     The basis is orthogonalized in full, and restarted from its best vectors when it is long (thick restart). The last
     product measures the residual itself, because the recurrence underestimates it once rounding dominates.
 
-    torch.lobpcg takes a matrix and no product with a vector. ARPACK (scipy.sparse.linalg.eigsh) keeps its vectors in
-    host memory, and scipy is not a dependency.
+    torch.lobpcg takes a matrix, not a function that multiplies with a vector. ARPACK (scipy.sparse.linalg.eigsh) keeps
+    its vectors in host memory, and scipy is not a dependency.
 
     Args:
         times: Multiplies the operator with a vector of shape (N,).

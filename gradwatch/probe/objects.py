@@ -9,6 +9,6 @@ T = TypeVar("T")
 
 
 def live(kind: type[T]) -> list[T]:
-    """Return all objects of a class that the script holds, in no certain order. Searching for them takes some 50 ms."""
+    """Return all objects of a class that the script holds, in no particular order; takes some 50 ms."""
     # `type` rather than `isinstance`, which asks proxies of other libraries for their class
     return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]

@@ -86,8 +86,7 @@ class OutputReaders:
     """Several readers of the same forward calls.
 
     The graphs of calls 1, 2, 3, 4, 6, 9 and so on are read. A loop that calls a cell for each element of a sequence
-    makes the graph longer with each call, and to walk it each time would take a time that grows with the square of the
-    length.
+    makes the graph longer with each call, so walking every graph would take quadratic time.
 
     Args:
         readers: The readers, in the order in which they read.

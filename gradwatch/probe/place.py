@@ -53,7 +53,7 @@ class Place:
         return f"{shown_path(self.file)}:{self.line}" if self.file else ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data; what is unknown is None."""
+        """Return plain data; unknown values are None."""
         return {"file": self.file or None, "line": self.line or None}
 
 
@@ -78,7 +78,8 @@ def variables_of(frame: FrameType) -> dict[str, Any]:
     variables = frame.f_locals
     found = dict(variables)
     # Before Python 3.13 they are a copy already, which would keep the tensors of this step until the function returns.
-    # The script may hold it as well: locals() returns the same. Else the frame, this variable and the call refer to it.
+    # The script may hold it as well: locals() returns the same. Else only the frame, this variable and the call hold
+    # it.
     is_function = bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED)
     if is_function and type(variables) is dict and sys.getrefcount(variables) <= 3:
         variables.clear()

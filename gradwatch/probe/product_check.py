@@ -47,7 +47,7 @@ def check_product(
         values_P: Values at the weights themselves.
         product_P: Derivative of the values along the direction, by autograd.
         steps: The long and the short multiple for the differences. Agreement at either is enough; only the short one
-            shows a disagreement, because a long one may reach beyond where the loss is smooth.
+            shows a disagreement, because a long one may leave the region where the loss is smooth.
         epsilon: Epsilon of the dtype.
         wrong: Message with three fields: the norm by autograd, the norm by differences, and how far they are apart.
 
@@ -88,7 +88,7 @@ def values_at(
     with untouched(model, params), torch.enable_grad():
         try:
             for p, direction in zip(params, direction_P, strict=True):
-                p.data.add_(direction, alpha=step)  # data: a graph that somebody else still holds stays usable
+                p.data.add_(direction, alpha=step)  # data: a graph that other code still holds stays usable
             return [v.detach() for v in compute()]
         finally:
             for p, kept in zip(params, kept_P, strict=True):

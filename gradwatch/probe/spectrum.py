@@ -49,7 +49,7 @@ class Spectrum:
         """Return how the loss bends, by eigenvalues that are farther from 0 than their errors.
 
         `bends up`: up in some directions and down in none; a minimum, if the slope is 0. `bends down`: the reverse.
-        `saddle`: up in some and down in others. `flat`: no eigenvalue can be told from 0.
+        `saddle`: up in some and down in others. `flat`: no eigenvalue differs from 0 by more than its error.
         """
         is_up, is_down = self.largest > self.largest_error, self.smallest < -self.smallest_error
         if is_up and is_down:
@@ -66,7 +66,7 @@ class Spectrum:
             "bends up": "the loss bends up in some directions and down in none",
             "bends down": "the loss bends down in some directions and up in none",
             "saddle": "the loss bends up in some directions and down in others: a saddle",
-            "flat": "no eigenvalue can be told from 0",
+            "flat": "no eigenvalue differs from 0 by more than its error",
         }[self.shape]
         end = "" if self.converged else "; not converged: raise max_products"
         return f"eigenvalues of the Hessian {ends}; {meaning}; the gradient has norm {self.slope:.3g}{end}"
@@ -82,8 +82,8 @@ def spectrum(
 ) -> Spectrum:
     """Measure the largest and the smallest eigenvalue of the Hessian of a loss at the current weights.
 
-    Lanczos iteration finds the largest, and then the smallest as the largest of the Hessian subtracted from it. The
-    rest is as for `gradwatch.curvature`, which finds the largest alone, in fewer products.
+    Lanczos iteration finds the largest eigenvalue, and then the smallest, with the Hessian subtracted from the largest.
+    The rest is as for `gradwatch.curvature`, which finds the largest alone, in fewer products.
 
     Args:
         model: Model with the trainable parameters of the Hessian.

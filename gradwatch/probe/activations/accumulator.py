@@ -83,7 +83,7 @@ class SharedSums:
 
 @final
 class ActivationAccumulator:
-    """Sums over the calls of one watched activation in the current step. It keeps no activation."""
+    """Sums over the calls of one watched activation in the current step; no activation is kept."""
 
     def __init__(self, rules: ActivationRules, *, channels_first: bool | None, limit: int, sums: SharedSums) -> None:
         self.limit = limit
@@ -193,11 +193,11 @@ class ActivationAccumulator:
         return memory.bits, before is not memory.units
 
     def _join(self, dead_C: torch.Tensor, place: int) -> None:
-        """Combine the units of a call with the same call in earlier forward passes of the step."""
+        """Combine the dead units of a call with those of the same call in earlier forward passes of the step."""
         before = self.dead[place]
         if isinstance(before, UnitMask):
             before = _flags(before).to(dead_C.device)
-        if before is not None and before.shape == dead_C.shape:  # else the number of units changed: the newest counts
+        if before is not None and before.shape == dead_C.shape:  # else the number of units changed: keep the newest
             dead_C = before & dead_C
         self.dead[place] = dead_C
         self.num_dead[place] = None
@@ -244,7 +244,7 @@ def _ranges(rules: ActivationRules) -> torch.Tensor:
     """Return the bounds of dead and saturated values for the C extension; accumulators with equal rules share them."""
     # nan as a bound means no range: no comparison with it is true
     bounds = [*(rules.dead or EMPTY_RANGE), *(rules.saturated or EMPTY_RANGE)]
-    return torch.tensor(bounds, dtype=torch.float32, device="cpu")  # which the extension reads, whatever the default
+    return torch.tensor(bounds, dtype=torch.float32, device="cpu")  # on the CPU, whatever the default device
 
 
 def _flags(units: UnitMask) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Measure the largest logit and the entropy of attention, from what the autograd graph keeps of a few queries."""
+"""Measure the largest logit and the entropy of attention for a few queries, from tensors that autograd has saved."""
 
 # B = samples, H = heads, Q = sampled queries, K = keys, D = width of a head
 
@@ -24,7 +24,7 @@ FUSED = frozenset(
 """Operations of `scaled_dot_product_attention` in one kernel, which never has the logits in memory."""
 
 COMPOSED = "SafeSoftmax"
-"""Softmax of `scaled_dot_product_attention` where no kernel fits, and of no other function."""
+"""Softmax of `scaled_dot_product_attention` if no fused kernel applies; no other function uses it."""
 
 SOFTMAX = frozenset({"Softmax", COMPOSED})
 
@@ -47,7 +47,7 @@ OPEN = -1e4
 """Numbers below this that a mask adds to a logit hide the key: `-inf`, or the lowest numbers of half precision."""
 
 MOST_POSITIONS = 0.9
-"""Minimum fraction of the positions that see the next one: a prompt that all positions see is a part of them."""
+"""Minimum fraction of positions that attend to the next one. A prompt that all positions see is only a part."""
 
 Saved = Callable[[Node, str], Tensor | None]
 """Returns a tensor that a node saves, by name, or None if it is not in memory unchanged."""
@@ -73,7 +73,7 @@ def read_attention(node: Node, saved: Saved) -> Tensor | None:
 
 
 def queries_and_keys(node: Node, saved: Saved) -> tuple[Node, Node] | None:
-    """Return the operations that computed the queries and the keys of an attention, or None if it is none."""
+    """Return the operations that computed the queries and the keys of an attention, or None for another node."""
     product = node if operation(node) in FUSED else _product_below(node, saved)[0]
     operands = [child for child, _ in product.next_functions] if product is not None else []
     # the summand of a fused sum precedes its factors
@@ -87,9 +87,9 @@ def sees_next_position(node: Node, saved: Saved, *, positions: int) -> bool:
     Args:
         node: A softmax, or attention in one kernel.
         saved: Returns what a node saves.
-        positions: Length of the sequence, which may follow further keys, such as those of a prompt.
+        positions: Length of the sequence. Further keys may precede it, such as those of a prompt.
     """
-    is_used = used_keys(node, saved) if positions > 1 else None  # a single position has none after it
+    is_used = used_keys(node, saved) if positions > 1 else None  # a single position has no next key
     if is_used is None or not is_used.shape[-1] == is_used.shape[-2] >= positions:
         return False
     next_keys = is_used.diagonal(1, -2, -1)[..., 1 - positions :]
@@ -136,7 +136,7 @@ def _of_kernel(node: Node, saved: Saved) -> Tensor | None:
         places_Q = torch.arange(query.shape[2], device=query.device)[rows]
         places_K = torch.arange(key.shape[2], device=query.device)
         logits_BHQK = logits_BHQK.masked_fill(places_K > places_Q[:, None], -math.inf)
-    # a mask arrives as numbers that are added: a kernel has turned booleans into 0 and -inf
+    # the kernel gets an additive mask: booleans have become 0 and -inf
     name = _mask_name(node)
     mask = saved(node, name) if name else None
     if mask is not None:

@@ -53,7 +53,7 @@ OPERATIONS = FUSED | {
 """Activations that detectors judge; all others have a slope everywhere."""
 
 PRODUCT = "a product of two values"
-"""Use of a gate. A product with a constant, such as dropout, does not make a gate."""
+"""Marks a use as a gate. A product with a constant, such as dropout, does not make a gate."""
 
 WEIGHTING = "Mul"
 """Operation by which the score of an expert weights its output."""
@@ -88,8 +88,8 @@ class OwnerModule(NamedTuple):
     is_recurrent: bool
 
 
-class Met(NamedTuple):
-    """Sequence numbers of the nodes of a step that were visited: the nodes would keep the graph alive.
+class Visited(NamedTuple):
+    """Sequence numbers of the visited nodes of a step. The nodes themselves would keep the graph alive.
 
     Args:
         outer: Nodes after the last matrix of an output.
@@ -128,9 +128,9 @@ class FunctionalActivations:
     with saved-tensor hooks, as in activation checkpointing and offloading, are ignored. A compiled region is one node
     and shows nothing.
 
-    Two groups of activations count: hidden ones, between two matrices (a weight in `einsum` is one), and the ones right
-    after the last matrix. Activations of a loss that is part of the model do not count. The graph of an output is not
-    visited again as part of the graph of the next output.
+    Two groups of activations are read: hidden ones, between two matrices (a weight in `einsum` counts as one), and
+    those right after the last matrix. Activations of a loss that is part of the model are not read. The graph of an
+    output is not visited again as part of the graph of the next output.
 
     Args:
         models: A model, or several by name.
@@ -138,7 +138,7 @@ class FunctionalActivations:
 
     def __init__(self, models: Models) -> None:
         self._uses_of_hooks = count_uses()
-        self._met = Met(set(), set())
+        self._visited = Visited(set(), set())
         self._owners: dict[Tensor, OwnerModule] = {}
         for place, (name, module) in enumerate(named_modules(models)):
             # a parametrized weight belongs to the layer, not to the helper modules inside it
@@ -149,7 +149,7 @@ class FunctionalActivations:
 
     def begin(self) -> None:
         """Prepare for the next step."""
-        self._met = Met(set(), set())
+        self._visited = Visited(set(), set())
         self._uses_of_hooks = count_uses()
 
     def find(self, output: Any, *, known: set[Node]) -> Iterator[FunctionCall]:
@@ -162,7 +162,7 @@ class FunctionalActivations:
         roots = [tensor.grad_fn for tensor in tensors_of(output) if tensor.grad_fn is not None]
         calls: dict[str, int] = {}
         routers: dict[Node, Router] = {}  # by the choice, which weights every expert
-        for node, users in _activations(roots, self._met):
+        for node, users in _activations(roots, self._visited):
             if operation(node) == WEIGHTING:
                 router = find_router(node)
                 if router is not None:
@@ -225,20 +225,20 @@ class FunctionalActivations:
         return nearest
 
 
-def _activations(roots: Sequence[Node], met: Met) -> Iterator[tuple[Node, set[str]]]:
-    """Yield the hidden activations below some nodes and the ones right after a matrix, with the users of each gate.
+def _activations(roots: Sequence[Node], visited: Visited) -> Iterator[tuple[Node, set[str]]]:
+    """Yield the hidden activations below some nodes and those right after a matrix, with the users of each gate.
 
     Args:
         roots: First nodes.
-        met: Nodes below earlier roots, which are not visited in the same part. New nodes are added.
+        visited: Nodes below earlier roots, which are not visited in the same part. New nodes are added.
     """
     # `outer` is the part after the last matrix, where a loss may lie; `inner` is all that comes before
-    outer, users = _walk(roots, stop=True, met=met.outer)
-    met.outer.update(map(_sequence_nr, outer))
+    outer, users = _walk(roots, stop=True, visited=visited.outer)
+    visited.outer.update(map(_sequence_nr, outer))
     below = [child for node in outer if is_product(node) for child in arguments(node)]
-    new = [node for node in below if operation(node) != LEAF and node._sequence_nr() not in met.inner]
-    inner, users_inside = _walk(new, stop=False, met=met.inner)
-    met.inner.update(map(_sequence_nr, inner))
+    new = [node for node in below if operation(node) != LEAF and node._sequence_nr() not in visited.inner]
+    inner, users_inside = _walk(new, stop=False, visited=visited.inner)
+    visited.inner.update(map(_sequence_nr, inner))
     for node in _of_interest(inner):
         yield node, users_inside.get(node, set()) | users.get(node, set())
     inside = set(inner)
@@ -252,14 +252,14 @@ def _of_interest(nodes: Iterable[Node]) -> list[Node]:
 
 
 def _walk(
-    roots: Sequence[Node], *, stop: bool, met: AbstractSet[int] = frozenset()
+    roots: Sequence[Node], *, stop: bool, visited: AbstractSet[int] = frozenset()
 ) -> tuple[list[Node], dict[Node, set[str]]]:
     """Return nodes without leaves, nearest first, and the names of the operations that use each gate.
 
     Args:
         roots: First nodes.
         stop: Whether to stop at products with a matrix.
-        met: Sequence numbers of nodes not to visit.
+        visited: Sequence numbers of nodes not to visit.
     """
     nodes, users = list(dict.fromkeys(roots)), dict[Node, set[str]]()
     seen = set(nodes)
@@ -272,7 +272,7 @@ def _walk(
                 continue
             if kind in _GATES:
                 users.setdefault(child, set()).add(_use(node))
-            if child not in seen and not (met and child._sequence_nr() in met):
+            if child not in seen and not (visited and child._sequence_nr() in visited):
                 seen.add(child)
                 nodes.append(child)
     return nodes[:MAX_NODES], users

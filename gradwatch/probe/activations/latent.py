@@ -1,4 +1,4 @@
-"""Measure how much the latent of a variational autoencoder says about its samples."""
+"""Measure how much information the latent of a variational autoencoder carries about its samples."""
 
 # B = samples, D = dimensions of a latent
 
@@ -24,7 +24,7 @@ SEARCHED_STEPS = 4
 """Sampled steps in which a latent must occur: most models have none."""
 
 UNUSED_READS = 4
-"""Reads in a row of a latent that says nothing."""
+"""Consecutive reads without information after which a latent is unused."""
 
 UNUSED_NATS = 0.2
 """Maximum information of all dimensions together. A latent of digits has 10 to 20 nats."""
@@ -50,8 +50,8 @@ class LatentReader:
     """Read the standard deviations of latents at sampled steps.
 
     A latent is drawn as `mean + exp(...) * noise`, and the loss also uses the logarithm of the deviation for the
-    divergence from a prior. Near a minimum, a dimension of deviation s tells -log s nats about the sample, since the
-    divergence pulls every dimension that tells nothing to a deviation of 1 (Lucas et al. 2019,
+    divergence from a prior. Near a minimum, a dimension of deviation s carries -log s nats about the sample, since the
+    divergence pulls every dimension without information to a deviation of 1 (Lucas et al. 2019,
     https://arxiv.org/abs/1911.02469). The values arrive later: a later call of `find` returns what they show.
 
     Args:
@@ -73,7 +73,7 @@ class LatentReader:
         self._layer: str | None = None
         self._since: int | None = None
         self._searched = self._unused = self._changes = 0
-        self._has_prior = self._is_told = self._has_read = False
+        self._has_prior = self._is_reported = self._has_read = False
         self.is_over = False
 
     def begin(self) -> None:
@@ -92,14 +92,14 @@ class LatentReader:
             "unused": self._unused,
             "changes": self._changes,
             "has_prior": self._has_prior,
-            "is_told": self._is_told,
+            "is_told": self._is_reported,
             "is_over": self.is_over,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from the result of `state`."""
         self._searched, self._unused, self._changes = (state[key] for key in ("searched", "unused", "changes"))
-        self._has_prior, self._is_told, self.is_over = (state[key] for key in ("has_prior", "is_told", "is_over"))
+        self._has_prior, self._is_reported, self.is_over = (state[key] for key in ("has_prior", "is_told", "is_over"))
 
     def watch(self, call: ForwardCall, /) -> None:
         """Read the deviation of the first latent below the outputs of a forward call."""
@@ -116,7 +116,7 @@ class LatentReader:
             self._measured = torch.stack([nats, log_BD.abs().amax(), nats.new_tensor(float(log_BD.shape[1]))])
 
     def find(self, loss: Any = None, /) -> Iterator[Observation]:
-        """Yield an observation, after a backward pass, if a latent has ceased to say anything, or says something again.
+        """Yield an observation, after a backward pass, if a latent no longer carries information, or does so again.
 
         Args:
             loss: Loss of the step, as the loop passed it.
@@ -139,10 +139,10 @@ class LatentReader:
     def _judge(self, nats: float, largest: float, dims: float) -> Iterator[Observation]:
         is_unused = nats <= UNUSED_NATS and largest <= UNUSED_NATS  # False for nan
         self._unused = self._unused + 1 if is_unused else 0
-        if self._is_told != (self._unused >= UNUSED_READS):
-            self._is_told = not self._is_told
+        if self._is_reported != (self._unused >= UNUSED_READS):
+            self._is_reported = not self._is_reported
             self._changes += 1
-            kind = LATENT_UNUSED if self._is_told else LATENT_USED
+            kind = LATENT_UNUSED if self._is_reported else LATENT_USED
             yield kind.observe(self._layer, values={"nats": nats, "dimensions": dims})
 
     def _find_latent(self, graph: Graph) -> Latent | None:
@@ -161,7 +161,7 @@ class LatentReader:
 
 
 def _has_prior(latent: Latent, loss: Any) -> bool:
-    """Return whether a loss uses the logarithm of a deviation, or its square, beside the sample that is drawn."""
+    """Return whether a loss uses the logarithm of a deviation, or its square, in addition to the drawn sample."""
     if not isinstance(loss, Tensor) or loss.grad_fn is None:
         return False
     graph = Graph(loss)

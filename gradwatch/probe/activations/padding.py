@@ -35,21 +35,21 @@ MIN_PADDING = 0.1
 """Minimum fraction of the positions that are padding. Sequences that end alike by chance have less."""
 
 MAX_ELSEWHERE = 0.01
-"""Maximum fraction of the other tokens that are the padding token: the background of an image is no padding."""
+"""Maximum fraction of the other tokens that are the padding token: the background of an image is not padding."""
 
 MIN_SHARE = 0.9
 """Minimum fraction of the squared gradient that is at padding. A mean over all positions has the fraction of padding,
 and a model that learns has less and less."""
 
 MIN_DECADES = 0.5
-"""Minimum distance of the gradient of a padding token above that of another token, in powers of ten, on average."""
+"""Minimum ratio of the mean gradient of a padding token to that of another token, in powers of ten."""
 
 SMALLEST = 1e-45
-"""Squared gradient of the tokens that counts for none, relative to the largest of a batch."""
+"""Lower bound of the squared gradient of a token, relative to the largest of a batch: avoids a division by 0."""
 
 OPPOSITE_FRAC = 0.98
-"""Minimum fraction of the padding that an attention uses, and of the tokens that it does not use, for a mask that is
-the opposite of what was meant."""
+"""Minimum fraction of the padding that an attention uses, and of the tokens that it does not use, for a mask to count
+as inverted."""
 
 
 class Subject(Enum):
@@ -66,10 +66,10 @@ class Subject(Enum):
 
 
 class Read(NamedTuple):
-    """What was measured.
+    """The subject of one measurement.
 
     Args:
-        subject: Meaning of its last two numbers.
+        subject: Meaning of the last two numbers.
         layer: Name of the layer, or None.
         positions: Number of positions of a sequence.
     """
@@ -83,8 +83,8 @@ class Read(NamedTuple):
 class PaddingReader:
     """Measure the gradients at padding and at tokens, and the masks of attention, at the first sampled steps.
 
-    Padding is a token that ends sequences of different lengths, and is rare elsewhere. Sums of squared gradients and
-    counts are computed on the device of the model, and arrive later: a later call of `find` returns them.
+    Padding is a token that fills the ends of sequences of different lengths, and is rare elsewhere. Sums of squared
+    gradients and counts are computed on the device of the model, and arrive later: a later call of `find` returns them.
 
     Args:
         models: A model, or several by name.
@@ -144,7 +144,7 @@ class PaddingReader:
                 self._measure_attentions(graph, node, tokens)
 
     def find(self, _loss: Any = None, /) -> Iterator[Observation]:
-        """Yield an observation, after a backward pass, if the model reads padding in place of its tokens."""
+        """Yield an observation, after a backward pass, if the model reads padding instead of tokens."""
         if self._has_read:
             self._steps += 1
             if len({read.device for read in self._measured}) == 1:
@@ -214,21 +214,21 @@ class PaddingReader:
 
 
 def _ends(tokens_BT: Tensor, axis: int) -> Tensor:
-    """Return which tokens are the one that most sequences end with, along the axis of the positions."""
+    """Return which tokens equal the last token of most sequences, along the axis of the positions."""
     token = tokens_BT.select(axis, -1).mode().values  # most sequences are shorter than the longest
     return tokens_BT == token
 
 
 def _padding(may_be_BT: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """Return which positions at the end of a sequence are padding, if there is any, and the numbers to judge it by.
+    """Return which positions at the end of a sequence are padding, and the counts to judge it by.
 
     Args:
         may_be_BT: Whether each position may be padding.
         axis: Axis of the positions.
 
     Returns:
-        Whether each position is padding, and the number of positions, of padding, of what may be padding elsewhere, and
-        the fewest and the most padding of a sequence, of shape (5,).
+        Whether each position is padding, and a float32 tensor of shape (5,): the number of positions, of padding, and
+        of possible padding elsewhere, and the least and the most padding of a sequence.
     """
     is_padding = may_be_BT.flip(axis).cumprod(axis).flip(axis).bool()
     lengths = is_padding.sum(axis)
@@ -239,10 +239,10 @@ def _padding(may_be_BT: Tensor, axis: int) -> tuple[Tensor, Tensor]:
 
 
 def _judge(read: Read, row: NDArray[Any]) -> Observation | None:
-    """Return the observation of one read: the counts of `_padding`, and two sums, of padding and of other tokens."""
+    """Return the observation of one read, or None."""
     number, padding, elsewhere, shortest, longest, of_padding, of_tokens = map(float, row)
     tokens = number - padding
-    # along the wrong axis, the columns behind the longest sequence are all padding
+    # along the wrong axis, the columns after the longest sequence are all padding
     are_sequences = shortest < longest < read.positions
     if not are_sequences or padding < MIN_PADDING * number or elsewhere > MAX_ELSEWHERE * tokens:
         return None

@@ -47,7 +47,7 @@ _CHANNELS_FIRST = (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.G
 _FEATURES_LAST = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.MultiheadAttention, nn.RNNBase)
 
 
-def _counts(module: nn.Module) -> bool:
+def _is_in_step(module: nn.Module) -> bool:
     """Return whether a forward call belongs to the step: training, with gradients, and not a recomputation.
 
     Activation checkpointing runs a forward twice. The non-reentrant kind runs it as usual and again during the
@@ -94,18 +94,18 @@ def _on_leave(probe: ActivationProbe, original: nn.Module, module: nn.Module, in
     # meta-learning calls shallow copies, which share the hooks of the original and must not be kept
     if probe.is_armed:
         probe.depth -= 1
-        if probe.depth == 0 and _counts(module):
+        if probe.depth == 0 and _is_in_step(module):
             probe.attempt(probe.inspect, original, output, inputs)
 
 
 def _add(accumulator: ActivationAccumulator, module: nn.Module, output: torch.Tensor) -> None:
-    if _counts(module):
+    if _is_in_step(module):
         accumulator.add(output)
 
 
 def _begin(accumulators: Iterable[ActivationAccumulator], module: nn.Module) -> None:
     # a step may have several forward passes: the n-th call of each is the same place in the model
-    if _counts(module):
+    if _is_in_step(module):
         for accumulator in accumulators:
             accumulator.call = 0
 
@@ -232,13 +232,15 @@ class ActivationProbe:
     The first step shows which functional activations exist.
 
     Units are channels or features: dimension 1 after a convolution, batch or group norm; the last dimension after a
-    linear layer, embedding or layer norm. The module before in the model's order decides. Without such a module, units
-    are dimension 1 of outputs with four or more dimensions. A module has its units once per call of a forward pass.
+    linear layer, embedding or layer norm. The preceding module in the model's order decides. Without such a module,
+    units are dimension 1 of outputs with four or more dimensions. If a forward pass calls a module n times, it has n
+    times its units.
 
     torch.compile traces the hooks without a graph break, if the probe was made before the first compiled call. Armed
     and disarmed steps are then two compiled graphs, and the hooks stay.
 
-    A copy of the model is not watched. No error in a hook reaches the forward call: the step has no statistics then.
+    A copy of the model is not watched. An error in a hook never reaches the forward call; the step then has no
+    statistics.
 
     Args:
         model: A model, or several by name.

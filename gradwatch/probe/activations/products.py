@@ -1,4 +1,4 @@
-"""Tell products with a weight matrix from other operations of an autograd graph."""
+"""Distinguish products with a weight matrix from other operations of an autograd graph."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ MAX_EXPERT_NODES = 64
 """Maximum number of nodes to search for the matrix of an expert; norms, activations and orders of tokens come first."""
 
 CHOICES = {"Gather": "index", "Max": "indices", "Topk": "indices"}
-"""Operations that take some of the values along a dimension, and the name under which they save which."""
+"""Operations that select values along a dimension, and the name of their saved indices."""
 
 BEFORE_A_CHOICE = (LAYOUT - TRANSPOSING) | {
     "Add",
@@ -37,10 +37,10 @@ BEFORE_A_CHOICE = (LAYOUT - TRANSPOSING) | {
     "Sub",
     "Where",
 }
-"""Operations that turn logits into scores. Past a change of layout, experts would choose their tokens."""
+"""Operations that turn logits into scores. No transposition: after one, experts would choose their tokens."""
 
 AFTER_A_CHOICE = LAYOUT | BEFORE_A_CHOICE | {"Scatter"}
-"""Operations that turn the chosen scores into weights: often divided by their sum, or softmax over them alone."""
+"""Operations that turn the chosen scores into weights: often a division by their sum, or a softmax over them alone."""
 
 GROUPED = frozenset({"GroupedMm", "ScaledGroupedMm"})
 """Products of the tokens of each expert with its own slice of one weight."""
@@ -57,9 +57,9 @@ class Router(NamedTuple):
 def find_router(node: Node) -> Router | None:
     """Return the router behind a product of two values: a chosen score that weights the output of another matrix.
 
-    Names play no part. A score is chosen if it is among the largest, or gathered, along the last dimension of a product
-    with a matrix. Attention chooses nothing; a head of classes weights nothing; experts that choose their tokens choose
-    along another dimension; a router by hash has no score.
+    Names do not matter. A score is chosen if it is among the largest, or gathered, along the last dimension of a
+    product with a matrix. Attention chooses nothing; a head of classes weights nothing; experts that choose their
+    tokens choose along another dimension; a router by hash has no score.
     """
     factors = arguments(node)
     if len(factors) != 2:  # a constant weights nothing that learns
@@ -87,7 +87,7 @@ def is_sample(softmax: Node) -> bool:
 
 
 def count_tokens(router: Router, saved: Saved) -> Tensor | None:
-    """Return how many choices fell on each expert, of shape (1, E), float32; None if they are not in memory."""
+    """Return how many choices fell on each expert, of shape (1, E), float32; None if the choices are not in memory."""
     name = operation(router.choice)
     if name in CHOICES:
         chosen = saved(router.choice, CHOICES[name])
@@ -105,7 +105,7 @@ def count_tokens(router: Router, saved: Saved) -> Tensor | None:
 
 
 def _router_below(node: Node) -> Router | None:
-    """Return the router whose chosen scores a value consists of, past changes of layout and of scale."""
+    """Return the router of a value that consists of chosen scores, past changes of layout and scale."""
     choice: Node | None = None
     shifts = 0  # additions of a constant
     for _ in range(MAX_STEPS):
@@ -132,7 +132,7 @@ def _keeps_a_choice(name: str, below: list[Node]) -> bool:
 
 
 def _is_along_last(node: Node, below: Node) -> bool:
-    """Return whether an operation goes along the last dimension of its argument; along another it orders tokens."""
+    """Return whether an operation works along the last dimension of its argument; along another it orders tokens."""
     dims = len(shape(below))
     # the largest of all values has no dimension
     return hasattr(node, "_saved_dim") and dims > 0 and dimension(int(node._saved_dim), dims) == dims - 1

@@ -1,4 +1,4 @@
-"""Return saved tensors without running their hooks, which torch shows from 2.11 on."""
+"""Read saved tensors without running their hooks, which torch exposes since 2.11."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch.autograd.graph import saved_tensors_hooks
 from gradwatch.probe.device.dtensor import local_part
 from gradwatch.probe.graph.graph import Node
 
-_SAYS_HOOKS = hasattr(torch._C._autograd.SavedTensor, "unpack_hook")
+_EXPOSES_HOOKS = hasattr(torch._C._autograd.SavedTensor, "unpack_hook")
 """Whether a saved tensor has its hook as an attribute."""
 
 
 class _Uses:
-    """Count the uses of hooks in this process: the begun ones, and the open ones."""
+    """Count the contexts of saved-tensor hooks in this process: all that were entered, and those still open."""
 
     begun = 0
     open = 0
 
 
 def count_uses() -> int | None:
-    """Return the number of begun uses of hooks, for `may_have_hook`; None if a use is open."""
+    """Return the number of hook contexts entered so far, for `may_have_hook`; None if one is open."""
     return None if _Uses.open else _Uses.begun
 
 
@@ -34,7 +34,7 @@ def may_have_hook(saved: Any, since: int | None) -> bool:
         saved: A saved tensor, as `node._raw_saved_self`.
         since: Result of `count_uses` before the tensor was saved. Before torch 2.11, any use since then counts.
     """
-    return saved.unpack_hook is not None if _SAYS_HOOKS else since != _Uses.begun
+    return saved.unpack_hook is not None if _EXPOSES_HOOKS else since != _Uses.begun
 
 
 def saved_tensor(node: Node, name: str, since: int | None) -> Tensor | None:
@@ -73,5 +73,5 @@ def _count_contexts() -> None:
     saved_tensors_hooks.__exit__ = counted_leave  # type: ignore[method-assign]
 
 
-if not _SAYS_HOOKS:
+if not _EXPOSES_HOOKS:
     _count_contexts()

@@ -1,4 +1,4 @@
-"""Record since when units of activation modules are silent, in one byte per unit."""
+"""Record the step since which each unit of the activation modules has been silent, in one byte per unit."""
 
 # A = activation modules, U = units of all modules, padded to a multiple of 8 for each module, M = marks
 

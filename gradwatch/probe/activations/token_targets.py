@@ -1,4 +1,5 @@
-"""Compare the labels of a language model with its input tokens: how far ahead they are, and whether it sees them."""
+"""Compare the labels of a language model with its input tokens: how far ahead they are, and whether the model sees
+them."""
 
 # B = sequences, T = positions, L = labels of a sequence, V = vocabulary
 
@@ -100,8 +101,8 @@ class Shift(NamedTuple):
 class TokenTargets:
     """Read the tokens that a model looks up and the labels of its loss, at the first sampled steps.
 
-    A model that computes its loss shows the labels in its graph. Otherwise the gradient of its scores does, since only
-    that of the label is negative. Each of the few reads waits for a GPU.
+    If a model computes its loss, its graph contains the labels. Otherwise the gradient of its scores shows them: only
+        the entry of the label is negative. Each of the few reads waits for a GPU.
 
     Args:
         models: A model, or several by name.
@@ -187,7 +188,8 @@ class TokenTargets:
     def _copied(self, pairs: list[tuple[Lookup, Shift | None]]) -> Lookup | None:
         """Return tokens that can be copied to the labels in their places, or None.
 
-        An autoencoder has such labels, but no way around its code. A decoder must not get them beside other tokens.
+        An autoencoder has such labels, but no way around its code. A decoder must not get them in addition to other
+        tokens.
         """
         own = [lookup for lookup, shift in pairs if shift]
         others = [lookup for lookup, shift in pairs if not shift]

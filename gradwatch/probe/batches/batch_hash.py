@@ -128,7 +128,7 @@ def _leaves(inputs: Any, depth: int, seen: set[int]) -> Iterator[Any]:
 
 def _attributes(part: object) -> Iterator[Any]:
     """Yield the values of an object's attributes, in its dictionary and in the slots of its classes."""
-    kind: Any = type(part)  # mypy takes no type of an object for hashable
+    kind: Any = type(part)  # mypy: the type of an object may not be hashable
     yield from getattr(part, "__dict__", {}).values()
     for slot in _slots(kind):
         with suppress(AttributeError):  # the slot is empty

@@ -70,8 +70,8 @@ class ModelInputs:
     """Compare the inputs of a model's first training forward call, at the steps that `RepeatedSamples` inspects.
 
     If a loop calls parts of a model instead of the model, the outermost called parts are inspected from step 1. With
-    several parts, all of them must repeat their data, or one of them must repeat data that is allocated each time. The
-    reason is that a part may get the output of another part, or all existing items.
+    several parts, all of them must repeat their data, or one must repeat data that is allocated each time: a part may
+    get the output of another part, or all existing items.
 
     Args:
         models: A model, or several by name.
@@ -127,7 +127,7 @@ class ModelInputs:
         step = self.step - self._first_step
         if self._inspected.get(name) == step or step > INSPECTED_STEPS[-1] or not torch.is_grad_enabled():
             return
-        # its outer part was inspected at this step, and the inputs of both come from the same batch
+        # an enclosing part was inspected at this step: the inputs of both come from the same batch
         if any(_is_inside(name, outer) and self._inspected.get(outer) == step for outer in self._sources):
             return
         if step > 0 and name not in self._sources:  # without a first batch there is nothing to compare with

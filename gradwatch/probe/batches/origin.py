@@ -1,4 +1,4 @@
-"""Find out whether a batch that comes again is all of the script's data, or a part of them."""
+"""Determine whether a repeated batch is all of the script's data or a part of it."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ MAX_NUMBERS = 100_000_000
 """Maximum number of values of a tensor that is searched, which takes 0.1 s."""
 
 MIN_NUMBERS = 2
-"""Minimum number of values of a sample that is looked for: another tensor may have a single value by chance."""
+"""Minimum number of values of a sample to search for: another tensor may contain a single value by chance."""
 
 SOUGHT_SAMPLES = 4
-"""Number of samples of a batch that are looked for, spread evenly."""
+"""Number of samples of a batch to search for, spread evenly."""
 
 SEVERAL = "a DataLoader gives several batches of this size"
 """Why a batch is a part of the data."""
@@ -41,10 +41,10 @@ SEVERAL = "a DataLoader gives several batches of this size"
 class BatchOrigin:
     """Look for the data that a repeated batch comes from, at two steps in a row.
 
-    A DataLoader that gives everything in one batch of this size shows that the batch is all the data, and one that
-    gives several shows that it is a part. Without one, a batch that is made at each step is a part of any larger tensor
-    with the same samples. It is all the data if something with as many rows outlives the step: a table, a list or
-    labels that the loop converts each time. If nothing does, a generator that is seeded again makes the batch.
+    If a DataLoader yields a single batch of this size, the batch is all the data. If it yields several, the batch is a
+    part. Without a DataLoader, a batch that is made at each step is a part of any larger tensor with the same samples.
+    It is all the data if something with as many rows outlives the step: a table, a list or labels that the loop
+    converts each time. Otherwise a generator that is seeded again makes the batch.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class BatchOrigin:
         self._candidates: list[Any] = []
 
     def look(self, leaf: Tensor, *, samples: int, is_held: bool, is_made: bool) -> Iterator[Observation]:
-        """Yield whether a batch is passed again, and whether there are more data.
+        """Yield whether a batch is passed again, and whether there is more data.
 
         Args:
             leaf: The first tensor of the batch, of shape (rows, ...).
@@ -88,10 +88,10 @@ class BatchOrigin:
 
 @final
 class UnreadBatch:
-    """Say of the batch of step 1 what is known without its values.
+    """Report what is known about the batch of step 1 without reading its values.
 
-    For batches whose values must not be read, because that waits for a device, and for those that have no rows to
-    compare. The hashes of later steps show whether the batch comes again.
+    For batches whose values must not be read, because reading waits for a device, and for batches without rows to
+    compare. The hashes of later steps show whether the batch is repeated.
     """
 
     def __init__(self) -> None:
@@ -117,23 +117,23 @@ class UnreadBatch:
 
 
 def _is_part_of_a_loader(samples: int) -> bool | None:
-    """Return whether a DataLoader gives several batches of a size, False if one gives all its data in one, or None."""
+    """Return whether a DataLoader yields several batches of a size, False if one yields all in one, None if unknown."""
     loaders = live(DataLoader)
-    if any(_gives_at_once(loader, samples) for loader in loaders):
+    if any(_has_one_batch(loader, samples) for loader in loaders):
         return False
-    return True if any(_gives_more(loader, samples) for loader in loaders) else None
+    return True if any(_has_several_batches(loader, samples) for loader in loaders) else None
 
 
-def _gives_at_once(loader: Any, samples: int) -> bool:
-    """Return whether a DataLoader gives all of its data in one batch of this size."""
+def _has_one_batch(loader: Any, samples: int) -> bool:
+    """Return whether a DataLoader yields all of its data in one batch of this size."""
     try:
         return len(loader) == 1 and len(loader.dataset) == samples
     except Exception:  # of any kind: the data set is the script's, and a stream has no length
         return False
 
 
-def _gives_more(loader: Any, samples: int) -> bool:
-    """Return whether a DataLoader gives several batches of this size."""
+def _has_several_batches(loader: Any, samples: int) -> bool:
+    """Return whether a DataLoader yields several batches of this size."""
     try:
         size = loader.batch_size or loader.batch_sampler.batch_size
         return bool(size == samples) and len(loader) > 1
@@ -147,7 +147,7 @@ def _may_be_grid(leaf: Tensor) -> bool:
 
 
 def _has_more(other: Tensor, leaf: Tensor) -> bool:
-    """Return whether a tensor has the samples of a batch, and at least as many others."""
+    """Return whether a tensor contains the samples of a batch, and at least as many others."""
     is_comparable = (
         other.device.type == leaf.device.type == "cpu"
         and other.dtype == leaf.dtype

@@ -20,7 +20,7 @@ class OutputRange(NamedTuple):
     """The activation that computes an output, and the numbers between which its results lie.
 
     Args:
-        activation: Name for people.
+        activation: Display name.
         least: Least result, or its limit.
         most: Largest result, or its limit.
     """
@@ -43,7 +43,7 @@ RANGES = {
 
 
 def range_of(output: Tensor) -> OutputRange | None:
-    """Return the range of an output, or None if its last operation is no activation with a bound."""
+    """Return the range of an output, or None if its last operation is not a bounded activation."""
     node = last_operation(output)
     return RANGES.get(operation(node)) if node is not None else None
 

@@ -50,7 +50,7 @@ A replay buffer begins with little more than one batch, so most samples of the n
 TOKEN_FACTOR = 0.6
 """Factor of the distance between sequences of tokens, which is the number of tokens that differ.
 
-If 1/7 of the tokens is masked at random each time, 1/4 of them differ, and half of the samples are nearer than that.
+If 1/7 of the tokens are masked at random each time, 1/4 of them differ, and half of the samples are nearer than that.
 """
 
 
@@ -72,7 +72,7 @@ class RepeatedSamples:
         self.is_over = self.has_no_rows = False
 
     def inspect(self, batch: Any, *, step: int) -> Iterator[Event]:
-        """Yield what is known of a batch that comes again at step 1, and an event if all batches are alike.
+        """Yield the origin of a batch that is repeated at step 1, and an event if all batches are alike.
 
         Args:
             batch: The inputs of the step, any nest of tensors. The first tensor with samples counts, if it is on a CPU.
@@ -138,7 +138,7 @@ class _SampleGroup:
         self._hashes = [hash_batch(leaf) for leaf in leaves]
         self._owner = weakref.ref(_owner(leaves[0]))
         self._address = leaves[0].data_ptr()
-        self._views = [(rows, _nearest_neighbours(rows)) for rows in _views(leaves)]
+        self._views = [(rows, _nearest_neighbors(rows)) for rows in _views(leaves)]
 
     def equals(self, leaves: list[Tensor]) -> bool:
         """Return whether the tensors that identify the samples are bit-identical."""
@@ -189,7 +189,7 @@ def _are_equal(batch: Any) -> bool:
 
 
 def _count_samples(batch: Any, *, rows: int) -> int:
-    """Return how many samples the rows of the first tensor are: a vector of offsets tells where each graph begins.
+    """Return the number of samples in the rows of the first tensor: offsets show where each graph begins.
 
     A batch of graphs is one graph with the nodes of all of them. Its offsets rise from 0 to the number of nodes.
     """
@@ -239,7 +239,7 @@ def _distance(rows: Tensor, first: tuple[Tensor, Tensor]) -> float:
 def _is_redrawn(rows: Tensor, before: Tensor) -> bool:
     """Return whether rows with duplicates are a permutation of the first ones, or drawn from few of them.
 
-    Whole numbers may be states or tokens, of which there are few.
+    Whole numbers may be states or tokens, which are few.
     """
     (now, counts), (then, counts_before) = (torch.unique(it, dim=0, return_counts=True) for it in (rows, before))
     if torch.equal(now, then) and torch.equal(counts, counts_before):
@@ -248,7 +248,7 @@ def _is_redrawn(rows: Tensor, before: Tensor) -> bool:
     return are_few and not torch.equal(then, then.round())
 
 
-def _nearest_neighbours(rows: Tensor) -> Tensor:
+def _nearest_neighbors(rows: Tensor) -> Tensor:
     # infinity on the diagonal: a sample is not its own neighbor
     return _pairwise_distances(rows, rows).fill_diagonal_(float("inf")).amin(1)
 

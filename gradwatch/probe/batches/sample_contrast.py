@@ -1,4 +1,4 @@
-"""Judge whether a loss tells the samples of a batch apart, from the gradients of the outputs and the targets."""
+"""Judge whether a loss distinguishes the samples of a batch, from the gradients of the outputs and the targets."""
 
 # N = samples, C = classes
 
@@ -30,7 +30,7 @@ MIN_LABELS, MIN_LABEL_STEPS = 256, 8
 samples (95 %, rule of three), unless they are sorted by class."""
 
 MIN_CLASSES = 3
-"""Classes of which a label is one. With two, one may be as rare as fraud is."""
+"""Minimum number of classes. With two, one may be as rare as fraud."""
 
 
 @final
@@ -74,8 +74,8 @@ class SampleContrast:
             scores: Outputs of the only forward call of the step, of shape (N, ...).
             gradient: Their gradient.
             loss: Value of the loss.
-            is_linear: Whether a linear layer computes the outputs. Other scores may be similarities, of which the
-                first is meant to be the largest.
+            is_linear: Whether a linear layer computes the outputs. Other scores may be similarities, where the first is
+                meant to be the largest.
         """
         self._steps += 1
         self.is_over |= self._steps >= MAX_STEPS
@@ -103,7 +103,7 @@ class SampleContrast:
 
 
 def _shared_gradient(scores: Floats, gradient: Floats) -> float | None:
-    """Return the sum of the gradient over a batch whose samples all have the same one, at its largest number."""
+    """Return the largest entry of a gradient that all samples share, times their number; None if they differ."""
     if not _is_same(gradient) or _is_same(scores):
         return None
     row = gradient[0].ravel()

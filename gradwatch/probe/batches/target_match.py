@@ -109,7 +109,7 @@ def highest_share(gains: Sequence[PairingGain], *, sampled: int) -> float:
 
     Args:
         gains: At least two sampled steps, at equal distances.
-        sampled: Number of all sampled steps of the run so far, at each of which a bound may be too low.
+        sampled: Number of sampled steps of the run so far. At each of them, a bound may be too low.
     """
     sigmas = _bound_sigmas(sampled)
     gains_T, variances_T = (np.array([getattr(g, field) for g in gains]) for field in ("gain", "variance"))
@@ -125,7 +125,7 @@ def highest_share(gains: Sequence[PairingGain], *, sampled: int) -> float:
 
 
 def _bound_sigmas(sampled: int) -> float:
-    """Return the standard errors from an estimate to its bound, such that almost no bound of the run is too low.
+    """Return the standard errors between an estimate and its bound, so that almost no bound of the run is too low.
 
     While the sampled steps double, one sum grows. That it passes a bound at any step is at most twice as likely as that
     it does so at the last one (Lévy's inequality). So one look is spent per doubling.
@@ -151,7 +151,7 @@ class FitState:
 
     def state(self) -> dict[str, Any]:
         """Return plain data that `restore` reads back."""
-        gains = [list(gain) for gain in self._gains]  # lists, since a tuple of a class is no plain data
+        gains = [list(gain) for gain in self._gains]  # lists, since a named tuple is not plain data
         judgment = self._judgment.name if self._judgment else ""
         counts = {"changes": self._changes, "misses": self._misses, "sampled": self._sampled}
         return {"looks": gains, "judgment": judgment, "is_over": self.is_over, **counts}
@@ -185,7 +185,7 @@ class FitState:
         share = explained_share(gains[-WINDOW_SAMPLES:]).share
         before, self._judgment = self._judgment, self._judge(gains, share)
         self.is_over |= share >= GOOD_FIT
-        # a good fit from the beginning shows in the loss, too, and is no news
+        # a good fit from the beginning shows in the loss, too, and need not be reported
         if self._judgment is before or (before is None and share >= GOOD_FIT):
             return None
         self._changes += 1
@@ -232,7 +232,7 @@ class OutputCall(NamedTuple):
 
 
 class CallValues(NamedTuple):
-    """What an `OutputCall` has, on the host."""
+    """The values of an `OutputCall`, on the host."""
 
     size: int
     slices: list[OutputSlice]
@@ -245,12 +245,12 @@ class CallValues(NamedTuple):
         return [tuple(scores.shape[1:]) for scores in self.scores]
 
 
-class MadeBy(NamedTuple):
+class LastOperation(NamedTuple):
     """The last operation of an output.
 
     Args:
         limits: Range of an activation, or None.
-        is_linear: Whether it is the one of a linear layer.
+        is_linear: Whether it belongs to a linear layer.
     """
 
     limits: OutputRange | None
@@ -258,22 +258,22 @@ class MadeBy(NamedTuple):
 
 
 class StepRead(NamedTuple):
-    """What was read of a step.
+    """The values that were read in one step.
 
     Args:
         calls: The forward calls.
-        made_by: The last operation of their output.
+        made_by: Last operation of their output.
         arrival: Brings the scores and the gradients of each call to the host, and the loss if it is a tensor.
         loss: The loss if it is a number; nan if it is a tensor or unknown.
     """
 
     calls: list[OutputCall]
-    made_by: MadeBy
+    made_by: LastOperation
     arrival: Arrival
     loss: float
 
     @classmethod
-    def send(cls, calls: list[OutputCall], made_by: MadeBy, loss: Any) -> StepRead:
+    def send(cls, calls: list[OutputCall], made_by: LastOperation, loss: Any) -> StepRead:
         """Send the values of a step to the host."""
         values = [tensor for call in calls for tensor in (*call.scores, *call.gradients)]
         values += [loss.detach()] if isinstance(loss, Tensor) and loss.numel() == 1 else []
@@ -307,13 +307,13 @@ class TargetMatch:
         self._models = models
         self._handles: list[RemovableHandle] = []
         self._read: dict[int, list[OutputCall]] = {}  # by index of the output
-        self._made_by: dict[int, MadeBy] = {}
+        self._made_by: dict[int, LastOperation] = {}
         self._calls = 0
         self._sent: deque[StepRead] = deque()
         self._fit, self._contrast = FitState(), SampleContrast()
         self._activation: str | None = None  # its name, once a range is known
         self._beyond = 0.0  # share of the targets of the last read that are out of range
-        self._is_range_told = False
+        self._is_range_reported = False
 
     @property
     def is_over(self) -> bool:
@@ -331,12 +331,12 @@ class TargetMatch:
 
     def state(self) -> dict[str, Any]:
         """Return plain data that `restore` reads back."""
-        return {**self._fit.state(), "is_range_told": self._is_range_told, "contrast": self._contrast.state()}
+        return {**self._fit.state(), "is_range_told": self._is_range_reported, "contrast": self._contrast.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from the result of `state`."""
         self._fit.restore(state)
-        self._is_range_told = state.get("is_range_told", False)  # older states have none
+        self._is_range_reported = state.get("is_range_told", False)  # older states have none
         if "contrast" in state:
             self._contrast.restore(state["contrast"])
 
@@ -353,7 +353,7 @@ class TargetMatch:
                 self._handles.append(scores.register_hook(inert_hook(_OutputHook(read, scores.detach()))))
 
     def find(self, loss: Any = None, /) -> Iterator[Observation]:
-        """Yield an observation, after a backward pass, if predictions ceased to fit their targets, or fit again.
+        """Yield an observation, after a backward pass, if predictions no longer fit their targets, or fit again.
 
         Args:
             loss: Loss of the step, as the loop passed it.
@@ -382,18 +382,18 @@ class TargetMatch:
         observation = None if self._fit.is_over else self._fit.add(gain)
         return found if observation is None else [*found, observation]
 
-    def _maker_of(self, scores: Tensor) -> MadeBy:
+    def _maker_of(self, scores: Tensor) -> LastOperation:
         last, limits = last_operation(scores), range_of(scores)
-        if limits is not None and self._activation is None and not self._is_range_told:
+        if limits is not None and self._activation is None and not self._is_range_reported:
             self._activation = name_of_activation(scores, self._models)
-        return MadeBy(limits, last is not None and operation(last) in LINEAR)
+        return LastOperation(limits, last is not None and operation(last) in LINEAR)
 
-    def _judge_single(self, read: list[CallValues], made_by: MadeBy, loss: float) -> Iterator[Observation]:
+    def _judge_single(self, read: list[CallValues], made_by: LastOperation, loss: float) -> Iterator[Observation]:
         """Yield what the only forward call of a step shows."""
         scores, gradient = _concatenate(read, 0)
         if read[0].size != scores.size:
             return
-        if made_by.limits is not None and not self._is_range_told:
+        if made_by.limits is not None and not self._is_range_reported:
             yield from self._judge_range(targets_of_squares(scores, gradient, loss), made_by.limits)
         if self._contrast.is_over:
             return
@@ -406,7 +406,7 @@ class TargetMatch:
         share = min(before, self._beyond)  # one sample far away may be an error in the data
         if targets is None or share < MIN_UNREACHABLE:
             return
-        self._is_range_told = True
+        self._is_range_reported = True
         is_below = limits.least - targets.min() > targets.max() - limits.most
         values = {"share": share, "target": targets.min() if is_below else targets.max()}
         yield TARGETS_UNREACHABLE.observe(self._activation, values=values, activation=limits.activation)

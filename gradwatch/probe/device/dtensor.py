@@ -53,7 +53,7 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     if not is_distributed(tensor):
         return tensor
     distributed: Any = tensor
-    with torch.no_grad():  # then it is no operation of autograd, which takes 0.1 ms
+    with torch.no_grad():  # autograd would record the operation, which takes 0.1 ms
         part: torch.Tensor = distributed.to_local()
     return part
 

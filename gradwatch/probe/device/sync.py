@@ -74,7 +74,7 @@ class HostTransfer:
         self._forms = {name: (tuple(t.shape), _numpy_dtype(t.dtype)) for name, t in tensors.items()}
         flat = torch.zeros(0, dtype=torch.uint8, device="cpu")
         if tensors:
-            # one copy for all tensors: each has a cost of its own
+            # one copy for all tensors: each copy has a fixed cost
             flat = torch.cat([t.detach().contiguous().reshape(-1).view(torch.uint8) for t in tensors.values()])
         self._copy = flat.to("cpu", non_blocking=True)  # from a GPU into pinned memory, which torch's allocator reuses
         self._event = torch.cuda.Event() if flat.is_cuda else None

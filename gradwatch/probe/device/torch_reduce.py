@@ -74,7 +74,7 @@ def _statistics_of_values(values: Sequence[torch.Tensor]) -> torch.Tensor:
     device = values[0].device
     wide = wide_dtype(device)
     values = [v.float() if v.itemsize == 1 else v for v in values]
-    filled = [v if v.numel() else v.new_zeros(1) for v in values]  # maximum and norm of nothing raise, or should be 0
+    filled = [v if v.numel() else v.new_zeros(1) for v in values]  # the maximum of nothing raises; its norm is 0
     numel_L = torch.tensor([v.numel() for v in values], dtype=wide).to(device, non_blocking=True)
     l2_L = torch.stack([torch.linalg.vector_norm(v, dtype=wide) for v in filled])
     mean_L = torch.stack([v.sum(dtype=wide) for v in values]) / numel_L

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 CHUNK = 8192
-WARPS = 8  # that read one chunk
+WARPS = 8  # that read a chunk
 FIELDS = 7  # scale; divided by it: sum, squares, squares from the mean; then largest magnitude, zeros, non-finite
 ABREAST = 1024  # chunks that one program adds up at a time
 ALIGNMENT = 16  # bytes: a thread then reads several values at once
@@ -31,7 +31,7 @@ def load(data: tl.tensor, count: tl.tensor, SIZE: tl.constexpr) -> tuple[tl.tens
     lanes = tl.arange(0, SIZE)
     is_there = lanes < count
     # a mask would keep a thread from reading several values at once
-    if count == SIZE:  # noqa: SIM108 - older versions of Triton compile no such expression
+    if count == SIZE:  # noqa: SIM108 - older versions of Triton cannot compile a conditional expression
         x = tl.load(data + lanes)
     else:
         x = tl.load(data + lanes, mask=is_there, other=0)

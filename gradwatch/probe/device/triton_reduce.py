@@ -23,7 +23,7 @@ from gradwatch.probe.device.sync import is_capturing, on_device, sent
 
 NUM_STATISTICS = 6
 LAUNCH = 4096  # values that one program counts, sums or checks
-WARPS = 8  # that do so
+WARPS = 8  # of that program
 ELEMENTS = {
     torch.float32: tl.float32,
     torch.float64: tl.float64,

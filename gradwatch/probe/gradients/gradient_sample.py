@@ -15,7 +15,7 @@ from gradwatch.probe.device.dtensor import local_part
 from gradwatch.probe.device.sync import is_capturing
 
 SAMPLE_NUMBERS = 32
-"""Number of leading numbers to compare: mostly of one row. Scaling and clipping keep their order."""
+"""Number of leading numbers to compare, mostly of one row. Scaling and clipping keep their order."""
 
 MIN_NUMBERS = 8
 """Minimum number of numbers: unrelated ones have the same order in 1 of 40,000 cases."""

@@ -1,4 +1,4 @@
-"""Choose the parameters whose backward passes are followed by hooks, and drop the hooks again."""
+"""Choose the parameters to hook for following backward passes, and clean up after removed hooks."""
 
 from __future__ import annotations
 

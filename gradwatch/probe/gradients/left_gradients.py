@@ -26,7 +26,7 @@ FIRST_UPDATES = 8
 """Number of first updates of each watched optimizer to check."""
 
 MORE_UPDATES = 32
-"""The same number if a backward pass has reached another learner: a critic may take several steps for each of its."""
+"""Number of first updates to check once a backward pass has reached another learner: a critic may step more often."""
 
 MAX_CALLS = 512
 """Maximum number of backward passes to check, also if a watched optimizer makes no update."""
@@ -67,7 +67,7 @@ class _Learner:
     def add(self, pass_id: int) -> None:
         """Add a backward pass that has reached the parameter, and is about to add to its gradient."""
         grad = self.param.grad
-        # whatever has written to it since, zeros or a clipped gradient, is no sum of passes: so no value is read
+        # anything written since, such as zeros or a clipped gradient, is not a sum of passes, so no value is read
         if grad is None or self.written != last_write(grad):
             self.passes.clear()
             self.served.clear()
@@ -85,7 +85,7 @@ class _Learner:
     def conclude(self) -> bool:
         """Return whether the gradient of the update in progress includes another learner's, and begin the next update.
 
-        The newest pass is the learner's own if it goes on to no other learner.
+        The newest pass is the learner's own if it reaches no other learner.
         """
         own = self.passes[-1] if self.passes else None
         held = own is not None and own not in self.beyond and bool(self.served)
@@ -102,12 +102,12 @@ class LeftGradients:
 
     The loss of a generator, an actor or an attack passes through a discriminator, a critic or a classifier, and leaves
     gradients there. If nothing clears them before the discriminator's own backward pass, its update follows both
-    losses, of which one is the other's opponent.
+    losses, which oppose each other.
 
     A backward pass is another learner's if it reaches the watched parameter first and a parameter of the learner later,
-    the learner makes its update next, and the watched optimizer's own pass goes on to no learner. So several passes per
-    update are no mistake, nor are heads before a shared trunk, encoders behind a shared head, nor a learner that steps
-    more often.
+    the learner makes its update next, and the watched optimizer's own pass reaches no other learner. So none of these
+    is reported: several passes per update, heads before a shared trunk, encoders behind a shared head, and a learner
+    that steps more often.
 
     Args:
         optimizers: The watched optimizers. Any other is found by its first update.

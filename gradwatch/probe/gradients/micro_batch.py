@@ -25,8 +25,8 @@ class MicroBatchProbe:
 
     Attributes:
         norm: Norm of the gradient of the first micro-batch, on the gradient's device; None if it was not due, or not
-            measured. Of distributed gradients, the parts on this process count. The loop has divided the loss by the
-            number of micro-batches, and may have scaled it.
+            measured. For distributed gradients, only the parts on this process count. The loop has divided the loss by
+            the number of micro-batches, and may have scaled it.
     """
 
     def __init__(self, params: Sequence[Tensor]) -> None:

@@ -21,7 +21,7 @@ from gradwatch.probe.output_reader import ForwardCall
 from gradwatch.probe.parameters import Models, list_parameters
 
 MAX_MISSES = 3
-"""Consecutive reads without a recurrence before the probe stops."""
+"""Consecutive reads without a recurrence after which the probe stops."""
 
 MIN_USES = 12
 """Minimum number of consecutive uses of a parameter in a recurrence: weights tied by hand have fewer."""
@@ -132,7 +132,7 @@ class RecurrenceProbe:
     def _hook_uses(self, graph: Graph, name: str, uses: list[Node]) -> None:
         """Hook some uses, if the last computes with the result of the first."""
         uses = sorted(uses, key=lambda node: node._sequence_nr())  # in the order of the forward pass
-        # independent uses, such as a layer applied to several inputs, are no recurrence
+        # independent uses, such as a layer applied to several inputs, are not a recurrence
         if uses[0] not in graph.below(uses[-1]):
             return
         self.clear()
@@ -162,8 +162,8 @@ def growth_of(norms_U: np.ndarray[Any, Any]) -> float:
 
     A loss at each position of a sequence adds a term at each use. So a gradient that each use passes on unchanged still
     grows with the number of uses: over the earlier half, by at most a factor of 2. The growth is computed from that
-    half. A single step does not count as growth, since losses may begin there: sequences end, and padding follows. Nor
-    do norms that jump up and down: the stages of a solver of differential equations differ in weight.
+    half. A single step does not count as growth, since losses may begin there: sequences end, and padding follows.
+    Norms that jump up and down do not count either: the stages of a solver of differential equations differ in weight.
 
     Args:
         norms_U: Norms at evenly spread uses, in the order of the forward pass, of shape (U,).

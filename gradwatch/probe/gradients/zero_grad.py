@@ -25,7 +25,7 @@ FIRST_UPDATES = 8
 """Number of first updates of each optimizer to check; then the hooks are removed."""
 
 CHECK_EVERY_STEPS = 10
-"""Minimum steps between two later checks, which alone find a loop that stops to clear."""
+"""Minimum steps between two later checks, which alone find a loop that stops clearing."""
 
 LATER_UPDATES = 3
 """Updates of a later check. All of them must repeat the one before, since a single repeat may be a mistake."""
@@ -36,10 +36,10 @@ class ZeroGradCheck:
     """Watch two parameters of each optimizer: the last one on behalf of all parameters, and the first one.
 
     Between two updates a loop clears a gradient, and then a backward pass adds to it. If every backward pass finds the
-    gradient unchanged, the loop does not clear it: not before the first backward, and not after the update. With
-    several optimizers, it does not clear it in between either. A gradient that is replaced or overwritten does not add
-    up. A result of `torch.autograd.grad` is added to nothing. The first updates are checked, and then a few from time
-    to time: a loop may clear in its first epoch only, and a layer may thaw.
+    gradient unchanged, the loop clears it neither before the first backward nor after the update, nor between several
+    optimizers. A gradient that is replaced or overwritten does not add up. A result of `torch.autograd.grad` is not
+    accumulated. The first updates are checked, and then a few from time to time: a loop may clear in its first epoch
+    only, and a layer may thaw.
 
     Args:
         optimizers: The watched optimizers. The last trainable parameter, near the output, is the likeliest to be
@@ -145,7 +145,7 @@ class _GradientWatch:
 
     Args:
         param: A leaf that requires a gradient.
-        note: As above.
+        note: As for `ZeroGradCheck`.
         layer: Name of the parameter, or None if it represents all parameters of its optimizer.
         since: Step that a later check begins after, or None for the first check.
         is_held: Whether an optimizer holds the parameter.
@@ -226,7 +226,7 @@ class _GradientWatch:
 
     def _before_update(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self.is_over:
-            if self._moments:  # also a loop may overwrite the gradient between its last backward and the update
+            if self._moments:  # a loop may also overwrite the gradient between its last backward and the update
                 self._moments.append(_Moment(None, self._numbers(), is_backward=False))
             values = {
                 f"{i}.{name}": value

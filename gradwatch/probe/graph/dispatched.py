@@ -1,4 +1,4 @@
-"""Look at the operations that torch dispatches: what they write to, and compiled models as plain operations."""
+"""Inspect the operations that torch dispatches: find the tensors they write to, and run compiled models eagerly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find embedding tables that act as a weight matrix, or with rows that the loss draws to fixed values."""
+"""Find embedding tables that act as a weight matrix, or whose rows the loss pulls to fixed values."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class _Tables:
         """Yield the products of all pairs of rows of a sample: the square of a sum minus the sum of squares.
 
         A factorization machine computes its pairs in this way (Rendle 2010, https://doi.org/10.1109/ICDM.2010.127,
-        eq. 5). Nothing else shows that the default embeddings, with a deviation of 1, are far too large for it.
+        eq. 5). The default embeddings, with a deviation of 1, are far too large for it.
         """
         sums = [self._graph.through(child) for child in self._graph.inputs(node)]
         if len(sums) != 2 or (whole := self._graph.through(squared(self._graph, sums[0]))) is None:

@@ -1,4 +1,4 @@
-"""Find means over nothing in the autograd graph of a loss that is NaN: no labels, or no values that count."""
+"""Find means over nothing in the autograd graph of a NaN loss: all labels ignored, or no values left."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from gradwatch.probe.device.sync import can_be_read, to_host
 from gradwatch.probe.graph.graph import Graph, Node, operation, shape
 
 COMBINATIONS = frozenset({"Add", "Div", "Mean", "Mul", "Neg", "Sub", "Sum", "ToCopy"})
-"""Operations that make one number of the terms of a loss."""
+"""Operations that combine the terms of a loss into one number."""
 
 LIKELIHOODS = ("NllLoss", "NllLoss2D", "NllLossNd")
 """Losses that leave out the labels of an `ignore_index`."""
 
 
 def find_empty_means(graph: Graph) -> Iterator[Observation]:
-    """Yield what the graph of a loss that is not finite shows of a mean over nothing.
+    """Yield signs of a mean over nothing in the graph of a loss that is not finite.
 
-    The shapes prove it if no value is left. Whether each label is `ignore_index` can only be read if no backward pass
-    has freed the labels; otherwise the gradient tells, which is exactly zero.
+    Shapes prove that no value is left. Whether every label is `ignore_index` can only be read if no backward pass has
+    freed the labels; otherwise a gradient of exactly zero shows it.
 
     Args:
         graph: Autograd graph of the loss.
@@ -42,20 +42,20 @@ def find_empty_means(graph: Graph) -> Iterator[Observation]:
 
 
 def _is_empty(graph: Graph, node: Node) -> bool:
-    """Return whether a node makes one number of no values, and not their sum, which is 0."""
+    """Return whether a node reduces no values to one number, other than by a sum, which is 0."""
     is_number = not shape(node)
     return is_number and operation(node) != "Sum" and any(_has_none(graph, child) for child in graph.inputs(node))
 
 
 def _has_none(graph: Graph, node: Node) -> bool:
-    # the sum of nothing, divided by how many they are
+    # the sum of nothing, divided by their number
     inputs = graph.inputs(node) if operation(node) == "Sum" else ()
     return 0 in shape(node) or any(0 in shape(child) for child in inputs)
 
 
 def _labels(node: Node) -> Tensor | None:
     """Return the labels of a likelihood; None if they are freed or packed by a hook."""
-    # the hook of a user may compute the labels again; without the attribute, before torch 2.14, one may be there
+    # a user's hook may compute the labels again; before torch 2.14, which lacks the attribute, there may be one
     if getattr(node._raw_saved_target, "unpack_hook", node) is not None:
         return None
     with contextlib.suppress(RuntimeError):  # a backward pass frees them

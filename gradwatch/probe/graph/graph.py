@@ -118,7 +118,7 @@ class Graph:
 
         Args:
             node: First node.
-            also: Further operations to pass if they have exactly one input that is no constant.
+            also: Further operations to pass if they have exactly one input that is not a constant.
         """
         while node is not None and (operation(node) in LAYOUT or operation(node) in also):
             inputs = self.inputs(node)

@@ -1,4 +1,4 @@
-"""Explain why a backward pass met a changed tensor: the line that saved the tensor, and the line that wrote to it."""
+"""Explain why a backward pass found a changed tensor: the line that saved it, and the line that wrote to it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ KEPT_OPERATIONS = 100_000
 
 
 def explain_in_place(error: RuntimeError, run_again: Callable[[], object]) -> None:
-    """Add a note to an error of a backward pass that met a changed tensor: who saved it, and who wrote to it.
+    """Add a note to the error of a backward pass with a changed tensor: the lines that saved it and wrote to it.
 
     Args:
-        error: Any error of the step. Another kind of error is left as it is.
+        error: Any error of the step; other kinds stay unchanged.
         run_again: Runs the step again, forward and backward. Each of its operations is recorded.
     """
     if IN_PLACE not in str(error):
@@ -77,7 +77,7 @@ class _Conflict(NamedTuple):
 
 
 class _ConflictError(Exception):
-    """Ends the backward pass that met a changed tensor."""
+    """End the backward pass that found a changed tensor."""
 
 
 @final

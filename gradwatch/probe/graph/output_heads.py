@@ -136,7 +136,7 @@ def _weights_below(graph: Graph, node: Node, index: Mapping[Tensor, int]) -> Ite
 
 
 def _joined(groups: Sequence[set[int]]) -> list[set[int]]:
-    """Return the groups, those with common members as one."""
+    """Return the groups, with those that have members in common merged."""
     joined: list[set[int]] = []
     for group in groups:
         apart = [other for other in joined if not other & group]
@@ -161,6 +161,6 @@ def _numbered_modules(layers: Sequence[LayerInfo]) -> dict[str, dict[str, list[s
 
 def _depends(graph: Graph, ones: Sequence[Node], others: Sequence[Node]) -> bool:
     """Return whether the first of some operations computes with the result of any of the others."""
-    # without leaves: shared weights are no dependency
+    # without leaves: shared weights are not a dependency
     below = {node for one in ones[:1] for node in graph.below(one) if not is_leaf(node)}
     return any(node in below for node in others)

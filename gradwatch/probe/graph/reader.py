@@ -43,7 +43,7 @@ MIN_TARGETS = 8
 MAX_SINGULARITIES = 3
 MAX_CUTS = 8
 MAX_MATCHES_PER_KIND = 8
-"""Maximum number of observations of one read; people would not read more."""
+"""Maximum number of observations in one read; users would not read more."""
 
 OF_THE_LOSS = "in the graph of the loss"
 
@@ -79,8 +79,8 @@ LOSS_SIDE = frozenset(
 class LossGraphReader:
     """Read the autograd graph of losses at a few first steps; any other step costs one comparison.
 
-    The reader uses names, shapes and edges of nodes, and no saved tensor. So it computes, waits for, keeps and frees
-    nothing. A backward pass frees the saved tensors, so their values are often gone anyway.
+    The reader uses names, shapes and edges of nodes, and no saved tensors, which a backward pass often has freed
+    already. So it computes nothing, waits for nothing, and keeps nothing alive.
 
     The graph does not show the inside of a compiled graph or of reentrant activation checkpointing. A loss that is a
     plain number has no graph. Under FSDP the leaves of the graph are whole parameters, gathered for the pass and freed
@@ -150,7 +150,7 @@ class LossGraphReader:
     def _inspections(
         self, graph: Graph, *, step: int, is_whole: bool, inspects_nan: bool
     ) -> dict[str, Callable[[], Iterable[Observation]]]:
-        """Return the inspections of a whole graph, by their names for people."""
+        """Return the inspections of a whole graph, by display name."""
         of_graph = (graph, self._index, self._layers)
         inspections: dict[str, Callable[[], Iterable[Observation]]] = {
             "the classes": lambda: find_chance_loss(graph),

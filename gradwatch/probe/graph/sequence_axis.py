@@ -1,8 +1,8 @@
-"""Find layers of sequences that take the samples of a batch for the steps of a sequence.
+"""Find sequence layers that mistake the samples of a batch for the steps of a sequence.
 
 Recurrent layers and attention of torch expect (steps, samples, features), unless they get `batch_first=True`. Given
 (samples, steps, features), they mix the samples of a batch, and nothing raises an error. The loss then has one row for
-each of what the layer takes for steps, and none for what it takes for samples.
+each supposed step of the layer, not for each supposed sample.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def match_sequence_axis(graph: Graph, node: Node) -> GraphMatch | None:
         return None
     rows, *others = sizes
     for layer, steps, samples in _layers(graph, predictions):
-        # one sequence at a time has one row for each step, and so has each of several whose predictions are kept apart
+        # one row for each step is right for a single sequence, and for several whose predictions are kept apart
         if steps != rows or rows == 1 or samples in (1, rows, *others):
             continue
         # several views of each sample in one batch, which by chance has as many samples as steps

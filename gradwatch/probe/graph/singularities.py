@@ -1,4 +1,4 @@
-"""Find formulas in the autograd graph with a singular point that nothing keeps their argument away from."""
+"""Find formulas in the autograd graph whose argument is not kept away from a singular point."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _match(graph: Graph, node: Node) -> Iterator[SingularFormula]:
         text = "a softmax by hand: its exponentials can overflow"
         yield SingularFormula(4, node, Formula.SOFTMAX, "", text)
     elif name in ("Div", "Reciprocal"):
-        # of a division by a constant the last edge is None
+        # a constant divisor has no node: the last edge is None
         divisor = graph.edges(node)[-1] if name == "Div" else graph.first(node)
         if divisor is None and _is_masked_sum(graph, graph.first(node)):
             text = "a masked sum is divided by a number that is 0 if the mask is empty"
@@ -166,7 +166,7 @@ def _is_softmax(graph: Graph, node: Node) -> bool:
 
 
 def _root_formula(graph: Graph, node: Node) -> Formula:
-    """Return which root it is: a norm or a deviation has another form, and the root of any other value has none."""
+    """Return the kind of a root: a norm and a deviation have a stable form, the root of any other value has none."""
     argument = graph.through(graph.first(node))
     if argument is None or operation(node) == "Rsqrt":
         return Formula.ROOT
@@ -192,7 +192,7 @@ def _is_guarded(graph: Graph, node: Node) -> bool:
         return True
     if operation(made_by) == "Add":  # with a constant only
         return len(graph.inputs(made_by)) == 1
-    # a sum of exponentials is no less than each
+    # a sum of exponentials is at least as large as each of them
     return operation(made_by) == "Sum" and _operation_of(graph, graph.first(made_by)) in GUARDS
 
 

@@ -18,7 +18,7 @@ TURNS = frozenset({"Permute", "T", "Transpose"})
 """Operations that change the order of the axes."""
 
 ELEMENTWISE = frozenset({"Alias", "Clone", "Contiguous", "Copy", "ToCopy", "Add", "Div", "Mul", "Neg", "Sub"})
-"""Operations that keep each value in place if they have one input that is no constant."""
+"""Operations that keep each value in place if they have one input that is not a constant."""
 
 CHANNEL_DIM = 1
 """Dimension of the outputs of a convolution."""
@@ -56,7 +56,7 @@ def match_axis_mixup(graph: Graph, node: Node) -> GraphMatch | None:
 
 
 def _mixing(graph: Graph, softmax: Node, axis: int) -> tuple[Node, int] | None:
-    """Return the layer with outputs that are mixed up before a softmax, and the number of outputs; or None."""
+    """Return the layer whose outputs are mixed up before a softmax, and the number of outputs; or None."""
     classes = shape(softmax)[axis]
     is_torn = False
     node = graph.first(softmax)
@@ -95,13 +95,13 @@ def _has_weight(graph: Graph, node: Node) -> bool:
 
 
 TORN = -1
-"""Mark of an axis that is neither part of one axis of the tensor before nor a join of several axes."""
+"""Marks an axis that is neither part of one axis of the previous tensor nor a join of several axes."""
 
 
 def _before_view(before: Sequence[int], after: Sequence[int], axis: int) -> int | None:
     """Return the axis before a view that contains an axis; `TORN`; or None if the axis joins several."""
     span = _spans(after)[axis]
-    # a view keeps the order of the values, so strides of contiguous tensors tell which axes correspond
+    # a view keeps the order of the values, so strides of contiguous tensors show which axes correspond
     for place, (inner, outer) in enumerate(_spans(before)):
         if before[place] > 1 and inner <= span.inner and span.outer <= outer:
             is_part = span.inner % inner == 0 and outer % span.outer == 0

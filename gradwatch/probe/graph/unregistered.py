@@ -106,7 +106,8 @@ class UnregisteredParams:
 
         Args:
             found: Parameters that the model does not have, and that lie before some of its own.
-            num_known: Number of those that it has: a loss with more of the others is that of a copy of the model.
+            num_known: Number of parameters in the graph that the model has. If `found` has more, the loss is that of a
+                copy.
         """
         used = set(map(id, found))
         before = {id(param) for ref, _ in self._others if (param := ref()) is not None}
@@ -201,7 +202,7 @@ def _state(param: Tensor) -> tuple[int, bytes]:
 
 
 def _is_inside(graph: Graph, leaf: Node, known: Mapping[Tensor, int]) -> bool:
-    """Return whether parameters of the model come after a leaf, unlike a factor of its outputs, to differentiate by."""
+    """Return whether parameters of the model come after a leaf. They do not for a factor of its outputs."""
     above = graph.above(leaf)
     return any(_is_known(graph, child, known) for node in above for child in graph.inputs(node))
 

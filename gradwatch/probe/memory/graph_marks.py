@@ -38,7 +38,7 @@ class Mark:
 class GraphMarks:
     """Mark the graphs of `MARKED_STEPS` steps, and check them `REST_STEPS` later. Later rounds are further apart.
 
-    A node of autograd keeps a dictionary for the user, `metadata`, until the node is freed. So a mark in it tells
+    A node of autograd keeps a dictionary for the user, `metadata`, until the node is freed. So a mark in it shows
     without a measurement whether anything keeps the graph: the mark dies with its last node. Nodes that accumulate the
     gradient of a parameter are not marked, since successive graphs share them.
     """

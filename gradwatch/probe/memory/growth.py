@@ -1,4 +1,4 @@
-"""Judge readings of memory: does it grow so that it will be full, and is it fragmented."""
+"""Judge readings of memory: whether its growth will fill it, and whether it is fragmented."""
 
 # N = readings
 
@@ -36,7 +36,7 @@ MIN_SPLIT_FRAC = 0.2
 class GrowthJudge:
     """Judge whether the memory in use grows evenly, and would be full after as many steps as have been seen.
 
-    Growth alone is no fault: a replay buffer and a cache of the data grow as well, and then stop. So it counts only
+    Growth alone is not a fault: a replay buffer and a cache of the data grow as well, and then stop. So it counts only
     when half of the memory that was free is used up.
 
     Args:

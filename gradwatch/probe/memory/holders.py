@@ -65,8 +65,9 @@ class _Kept(NamedTuple):
 def find_holder(models: Models, keeps: Callable[[Node], bool]) -> Holder | None:
     """Return what keeps the graphs of earlier steps alive, or None if no variable in sight does.
 
-    Variables of the user's functions on the stack are searched, then attributes of the models. Of several tensors, the
-    one that the others are computed from counts: a loss depends on a hidden state, which is the one that is kept.
+    Variables of the user's functions on the stack are searched, then attributes of the models. If several tensors do,
+    the one that the others are computed from is returned: a loss depends on a hidden state, and the loop keeps the
+    hidden state.
 
     Args:
         models: A model, or several by name.
@@ -117,7 +118,7 @@ def _tensors(
         return
     if not depth:
         return
-    # not any mapping: the values of a user's own may be computed or loaded
+    # only dicts: another mapping may compute or load its values
     if isinstance(value, dict):
         items: list[Any] = [item for item, _ in zip(value.values(), range(MAX_ITEMS), strict=False)]
     elif isinstance(value, (list, tuple, set, deque)):
@@ -188,11 +189,11 @@ def _writes(
         current_line: Line in progress: an evaluation in another loop may use a variable of the same name. 0 if unknown.
     """
 
-    def is_it(node: ast.AST) -> bool:
+    def is_target(node: ast.AST) -> bool:
         if isinstance(node, ast.Subscript):
-            return is_it(node.value)
+            return is_target(node.value)
         if isinstance(node, (ast.Tuple, ast.List)):
-            return any(map(is_it, node.elts))
+            return any(map(is_target, node.elts))
         if is_attribute:
             return isinstance(node, ast.Attribute) and node.attr == name
         return isinstance(node, ast.Name) and node.id == name
@@ -205,11 +206,11 @@ def _writes(
             loops += 1
         if isinstance(node, (ast.AugAssign, ast.Assign, ast.Call)) and _drops_graph(node):
             continue
-        if isinstance(node, ast.AugAssign) and is_it(node.target):
+        if isinstance(node, ast.AugAssign) and is_target(node.target):
             yield (True, runs, loops), node.lineno
-        elif isinstance(node, ast.Assign) and any(map(is_it, node.targets)):
+        elif isinstance(node, ast.Assign) and any(map(is_target, node.targets)):
             yield (any(isinstance(target, ast.Subscript) for target in node.targets), runs, loops), node.lineno
-        elif isinstance(node, ast.Call) and _added_to(node, is_it):
+        elif isinstance(node, ast.Call) and _added_to(node, is_target):
             yield (True, runs, loops), node.lineno
         waiting += [(child, runs, loops) for child in ast.iter_child_nodes(node)]
 
@@ -218,5 +219,5 @@ def _drops_graph(node: ast.AST) -> bool:
     return any(isinstance(part, ast.Attribute) and part.attr in WITHOUT_GRAPH for part in ast.walk(node))
 
 
-def _added_to(call: ast.Call, is_it: Callable[[ast.AST], bool]) -> bool:
-    return isinstance(call.func, ast.Attribute) and call.func.attr in ADDING and is_it(call.func.value)
+def _added_to(call: ast.Call, is_target: Callable[[ast.AST], bool]) -> bool:
+    return isinstance(call.func, ast.Attribute) and call.func.attr in ADDING and is_target(call.func.value)

@@ -1,4 +1,4 @@
-"""Read how much memory there is, is in use and is left: of a GPU, or of this process and its machine."""
+"""Read the total, used and free memory of a GPU, or of this process and its machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CGROUP = Path("/sys/fs/cgroup")
 def machine_memory(device: str) -> int:
     """Return the bytes that tensors may take on a type of device: all memory of the machine for `cpu`.
 
-    On `cuda` it is what torch holds or can still get: the CUDA context and other processes take a part of the GPU.
+    On `cuda`, these are the bytes that torch holds or can still get: the CUDA context and other processes take a part.
     """
     if device == "cuda":
         return int(torch.cuda.mem_get_info()[0]) + torch.cuda.memory_reserved()

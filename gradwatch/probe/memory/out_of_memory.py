@@ -1,4 +1,4 @@
-"""Recognize the errors of allocations that failed, and read what they say."""
+"""Recognize the errors of failed allocations, and parse their messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def describe_out_of_memory(error: BaseException) -> Observation:
-    """Return what an error of a failed allocation says."""
+    """Return the observation for an error of a failed allocation."""
     found = _REQUESTED.search(str(error))
     requested = float(found[1]) * _UNITS.get(found[2].lower(), 1) if found else -1
     is_cuda = isinstance(error, torch.OutOfMemoryError) and torch.cuda.is_initialized()

@@ -1,4 +1,4 @@
-"""Follow the autograd graphs of a model's outputs: kept beyond their step, or built by an evaluation for nothing."""
+"""Follow the autograd graphs of a model's outputs: kept beyond their step, or built by an evaluation without need."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gradwatch.probe.parameters import HAVE_A_FAST_PATH, Models
 from gradwatch.probe.place import NOWHERE, calling_place
 
 MIN_UNUSED_PASSES = 3
-"""Minimum number of forward passes in evaluation mode without a backward pass to report, between two updates."""
+"""Minimum number of forward passes in evaluation mode without a backward pass, between two updates, to report."""
 
 MAX_PASSES = 64
 """Maximum number of passes to follow between two updates."""
@@ -143,7 +143,7 @@ class OutputGraphs:
             self._handles = [
                 root.register_forward_hook(inert_hook(partial(self._after_forward, inner_model(root))))
                 for root in self._roots
-                # a hook would take the fast path from its evaluation
+                # a hook would disable the fast path of its evaluation
                 if takes_hooks(root) and not isinstance(root, HAVE_A_FAST_PATH)
             ]
 

@@ -1,4 +1,4 @@
-"""Remember the loads of a script that found none of a model's weights, so that it stays as it was initialized."""
+"""Remember calls of `load_state_dict` that matched no weight of a model, which then keeps its initial weights."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from gradwatch.probe.inert_hook import inert_hook, remove_hooks
 from gradwatch.probe.parameters import Models, common_path, hookable_modules, named_modules
 
 MIN_SAMPLES = 3
-"""Number of sampled steps, before and after the first evaluation, that make a habit."""
+"""Minimum number of sampled steps, before and after the first evaluation, to compare."""
 
 MAX_INTERVAL_STEPS = 64
 """Maximum number of steps between two samples before the evaluation: a rate may reach 0 by a schedule as well."""

@@ -159,7 +159,7 @@ class TrainEvalModes:
 
     def _has_evaluated(self) -> bool:
         """Return whether the loop has evaluated the model in training mode, as it did not at earlier steps."""
-        return any(calls.are_evaluation for calls in self._calls)
+        return any(calls.is_evaluation for calls in self._calls)
 
     def before_update(self, moded: Sequence[ModedModule], *_: Any) -> None:
         """Record which of some modules are in evaluation mode, just before an update."""
@@ -212,7 +212,7 @@ class TrainEvalModes:
         # a method of the model may be called without the hooks: calls must be seen, not only missing
         if any(calls.evaluation for calls in self._calls):
             return
-        more = next((calls for calls in self._calls if calls.are_more), None)
+        more = next((calls for calls in self._calls if calls.is_more_than_usual), None)
         if more:
             values = {"calls in training mode": more.training, "calls in evaluation mode": 0}
             yield MODE_VALIDATION.observe(values=values)
@@ -260,14 +260,14 @@ class CallCounter:
         self.training = self.without_gradients = self.evaluation = 0
 
     @property
-    def are_evaluation(self) -> bool:
+    def is_evaluation(self) -> bool:
         """Return whether there were several calls in training mode without gradients, and none at earlier steps."""
         if self.without_gradients < MIN_EVALUATION_CALLS or len(self._usual) < MIN_USUAL_ROWS:
             return False
         return not any(without_gradients for _, without_gradients in self._usual)
 
     @property
-    def are_more(self) -> bool:
+    def is_more_than_usual(self) -> bool:
         """Return whether there were more calls in training mode than a step makes."""
         if not self._usual:  # a validation at the first row: only calls without gradients are sure to belong to it
             return self.without_gradients > 0

@@ -1,1 +1,2 @@
-"""Read the policy in the loss of a policy gradient: its entropy, and how far it is from what drew the samples."""
+"""Read the policy in the loss of a policy gradient: its entropy, and its distance from the policy that drew the
+samples."""

@@ -1,4 +1,4 @@
-"""Find out whether the loss is a policy gradient, and if so, read its policy at some backward passes."""
+"""Detect that the loss is a policy gradient, and read its policy at some backward passes."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ MAX_TRIES = 8
 class PolicyProbe:
     """Read the policy of a policy gradient once between two sampled steps, from the graph that a backward begins with.
 
-    There the graph still holds what it saved. A loss that is not a policy gradient at the first steps is never looked
-    at again, and then nothing of torch is replaced. A compiled graph shows nothing.
+    There the graph still holds its saved tensors. A loss that is not a policy gradient at the first steps is never
+    looked at again, and then nothing of torch is replaced. A compiled graph shows nothing.
 
     Args:
         params: The watched parameters.
@@ -78,7 +78,7 @@ class PolicyProbe:
         return {} if reading is None else {"policy": reading}
 
     def close(self) -> None:
-        """Listen no longer."""
+        """Stop listening."""
         self._is_on, self._tries = False, 0
         BACKWARD_LISTENERS.remove(self)
 

@@ -1,4 +1,4 @@
-"""Compute statistics of a policy from what its graph keeps for the backward pass."""
+"""Compute statistics of a policy from the tensors that its graph has saved for the backward pass."""
 
 # N = samples, A = actions
 
@@ -29,7 +29,7 @@ def read_policy(policy: Policy, saved: Saved) -> Tensor | None:
     The entropy is nan unless the constants have both signs: with one sign, this may be a weighed classification.
 
     Args:
-        policy: Where they are in the graph.
+        policy: The nodes of the policy.
         saved: Returns what a node saves.
 
     Returns:

@@ -22,7 +22,8 @@ class Policy(NamedTuple):
         source: Operation whose node keeps the probabilities of all actions, or what they follow from; None if actions
             are continuous.
         weighings: Products with a constant for each chosen action, such as its advantage; the nearest first.
-        ratio: Probability over the one at the time of the choice: the exponential of a difference. None without one.
+        ratio: Probability divided by the probability at the time of the choice: the exponential of a difference; or
+            None.
         clamp: Clamp of the ratio, or None.
     """
 
@@ -40,7 +41,7 @@ class Policy(NamedTuple):
 def find_policy(graph: Graph) -> Policy | None:
     """Return the policy gradient in the graph of a loss, or None.
 
-    Weights of classes in a cross entropy look the same; only the signs of the constants tell.
+    Weights of classes in a cross entropy look the same; only the signs of the constants differ.
     """
     place = {node: i for i, node in enumerate(graph.nodes)}
     for choice in graph.of(*CHOICES):

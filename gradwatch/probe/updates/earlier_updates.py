@@ -1,4 +1,4 @@
-"""Notice that a model was trained in this process before its monitor was attached."""
+"""Detect that a model was trained in this process before its monitor was attached."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor
 from gradwatch.events import WEIGHTS_TRAINED, Observation
 
 MIN_CHANGES = 32
-"""Minimum number of changes in place that are a training: an initialization makes a few."""
+"""Minimum number of in-place changes that show a training: an initialization makes a few."""
 
 
 def find_earlier_updates(params: Sequence[Tensor]) -> Iterator[Observation]:
-    """Yield that most weights were changed repeatedly. Loaded weights were changed once and do not count.
+    """Yield an observation if most weights were changed repeatedly. Loaded weights were changed once and do not count.
 
-    torch counts the changes of a tensor in place, of which each step of an optimizer is one or more.
+    torch counts the in-place changes of a tensor; each optimizer step makes one or more.
 
     Args:
         params: The parameters before the first watched step.

@@ -61,7 +61,7 @@ class CopyUpdateProbe:
         Returns:
             Tensor of shape (2, L), float32, on the device of the first parameter: the L2 norm of the weight before the
             update, and the L2 norm of the update divided by the norm of the weight. The ratio is nan if the weight was
-            all zero or has values that are not finite. Of a distributed weight, the part on this process counts.
+            all zero or has values that are not finite. For a distributed weight, only the part on this process counts.
         """
         assert self._is_armed, "before() must be called ahead of after()"
         self._is_armed = False

@@ -1,4 +1,4 @@
-"""Find weights that another optimizer, a copy or the loop moves, and no watched optimizer."""
+"""Find weights that no watched optimizer moves, but another optimizer, a copy or the loop."""
 
 # P = parameters that are compared
 
@@ -63,7 +63,7 @@ class OutsideMoves:
 
 
 def fingerprints(params: Sequence[Tensor]) -> list[bytes]:
-    """Return sum and norm of each tensor, one of which almost always changes with any of its numbers."""
+    """Return sum and norm of each tensor: a change of any value almost always changes one of the two."""
     if not params:
         return []  # `torch.stack` rejects an empty list
     marks = [_sum_and_norm(param) for param in params]

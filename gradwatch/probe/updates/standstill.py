@@ -23,9 +23,9 @@ WAITED_STEPS = 40
 class Standstill:
     """Compare the weights that the watched optimizers hold, until most of them have moved.
 
-    A loop may move a few by hand, as one that normalizes the columns of a matrix after each step. An update changes the
-    version of a tensor, which is a number. Sums and norms are compared only where the versions stay the same, since a
-    replay of a CUDA graph changes none.
+    A loop may move a few by hand, for example to normalize the columns of a matrix. An update changes the version
+    counter of a tensor. Sums and norms are compared only where the versions stay the same, since a replay of a CUDA
+    graph changes none.
 
     Args:
         params: The parameters, in the order of `layers`.
