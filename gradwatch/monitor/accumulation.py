@@ -51,7 +51,7 @@ class AccumulationTracker:
         return self.calls >= self._accumulate
 
     def learn(self, *, is_updated: bool) -> None:
-        """Learn from a call. Two equal intervals between updates in a row are taken for accumulation."""
+        """Learn from a call. Two equal intervals between updates in a row count as accumulation."""
         if not is_updated:
             # the calls before the last micro-batch of `accumulate` are declared, not learned
             self._calls_without_update += self.is_full

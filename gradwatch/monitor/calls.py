@@ -8,7 +8,7 @@ from typing import final
 
 @final
 class WatchCalls:
-    """Tells `gradwatch run`, which calls `watch` for a script, that the script watches its training itself.
+    """Informs `gradwatch run`, which calls `watch` for a script, that the script watches its training itself.
 
     Attributes:
         number: Number of calls of `watch`, and of trainings from a config, so far.

@@ -119,7 +119,7 @@ class FullPath:
     def enter_fast_path(self) -> None:
         """Enter the fast path until the next due step, if every call so far followed an update."""
         if self.fast_path is None or not self._accumulation.is_one_step_per_call:
-            return  # native code takes each call for one update
+            return  # native code counts each call as one update
         step, facts = self._counter.step, self._context.facts
         # a review belongs to the end of its step, so the step after it is the first on the full path
         until = min(self._budget.next_due(step), self._budget.next_review + 1)

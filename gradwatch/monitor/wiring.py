@@ -195,7 +195,7 @@ def lay_out(
 
 
 def _warn_of_closed_modules(models: Models) -> None:
-    """Warn of modules that take no hooks, once for all: what watches them needs none."""
+    """Warn once about all modules that take no hooks. Gradients, weights and updates need none."""
     outermost: list[str] = []
     parts: set[nn.Module] = set()
     for name, module in named_modules(models):

@@ -1,4 +1,4 @@
-"""Detect a sampler that gives two epochs the same order because `set_epoch` was not called between them."""
+"""Detect a sampler that yields two epochs in the same order because `set_epoch` was not called between them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class EpochWatch:
         self.step, self._is_over = 0, False
 
     def attach(self, step: int) -> None:
-        """Observe all samplers until `remove`, from an optimizer step on. A discarded watch observes nothing."""
+        """Observe all samplers until `remove`, starting at an optimizer step. A discarded watch observes nothing."""
         self.step = step
         for listeners in PASS_LISTENERS:
             listeners.add(self)
@@ -105,7 +105,7 @@ def _pass_listeners(owner: type[Any], samplers_of: Callable[[Any], Iterable[Any]
 
 def _data_of(sampler: Any) -> Any:
     data = getattr(sampler, "dataset", None)
-    return sampler if data is None or not hasattr(data, "__weakref__") else data  # a list takes no weak reference
+    return sampler if data is None or not hasattr(data, "__weakref__") else data  # a list supports no weak reference
 
 
 def _samplers_of(loader: Any) -> Iterator[Any]:

@@ -49,7 +49,7 @@ class SampleReader:
                 self._read.append((step, values))
 
     def values(self, step: int) -> dict[str, float]:
-        """Return the hashes and their steps as values of an event; nothing after a sample has returned."""
+        """Return the hashes and their steps as values of an event; empty once a sample has come twice."""
         if self._is_over or not self._read:
             return {}
         hashes = np.concatenate([*self._new_hashes()])

@@ -74,7 +74,7 @@ class BatchReader:
         if known is not None:
             statistics["batch_hash"] = float(known)
         else:
-            parts = checksums(batch) or None  # a batch of which nothing is known is not equal to the next one
+            parts = checksums(batch) or None  # None for a batch without data: it does not equal the next one
             # one tensor for all checksums, so that the row needs one transfer for them
             if remote := [part.to(self._device, non_blocking=True) for part in parts or () if isinstance(part, Tensor)]:
                 readings["batch"] = torch.stack(remote)

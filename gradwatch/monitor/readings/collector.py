@@ -110,7 +110,7 @@ class Collector:
 
     @property
     def is_sharded(self) -> bool:
-        """Return whether parameters are spread over processes, of which this one reads its parts."""
+        """Return whether parameters are spread over processes. Each process reads its own parts."""
         return any(tracker.is_sharded for tracker in self._trackers)
 
     @property

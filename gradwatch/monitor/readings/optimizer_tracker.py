@@ -153,7 +153,7 @@ class OptimizerTracker:
     def norm(self) -> float:
         """Return the total norm of the read gradients that an optimizer holds, waiting for the device.
 
-        Of distributed gradients, the parts on this process count.
+        For distributed gradients, only the parts on this process count.
         """
         # kept as an array, so that the row does not wait for the device again
         read_SP = self.pending["grad"] = to_array(self.pending["grad"])

@@ -1,4 +1,4 @@
-"""Check the arguments of `watch`, and report all mistakes at once: place, value, expectation and way out."""
+"""Check the arguments of `watch`, and report all mistakes at once: each with place, value, expectation and remedy."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def make_sinks(chosen: Settings, directory: Path | None, *, first_step: int | No
     Args:
         chosen: Result of `check_sinks`.
         directory: Run directory, or None.
-        first_step: First step to record. TensorBoard drops what an earlier run has written from there on.
+        first_step: First step to record. TensorBoard drops the later steps of an earlier run.
     """
     made: list[Sink] = []
     for name in (name for name in SINKS if name in chosen):
