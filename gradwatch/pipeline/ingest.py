@@ -89,7 +89,7 @@ class Ingest:
         self.attempts = Attempts(self._report_left_out, warned=warned)
         self.writer = writer
         self.unhandled_findings: list[Finding] = []
-        # what fits after the window of the table, and at least a window
+        # as many rows as fit after the window of the table, and at least a window
         self.max_rows_at_once = max(WINDOW, history.param.slack)
         self._detectors = tuple(sorted(detectors, key=lambda detector: cause_depth(detector.kind)))  # causes first
         self._triggers = {id(d): d.triggers_T for d in detectors if isinstance(d, TriggeredDetector)}
@@ -129,7 +129,7 @@ class Ingest:
         is_stop_T: NDArray[np.bool_] = np.logical_or.reduce(due_DT)
         for every in {getattr(sink, "every", 1) for sink in self._sinks} - {0}:  # 0 is a sink that asks for no step
             is_stop_T |= rows.steps_T % every == 0
-        # sinks see each histogram, of which the history holds only the newest
+        # sinks see each histogram; the history holds only the newest
         is_stop_T[[sample.place for sample in rows.samples if sample.histograms]] = True
         is_stop_T[-1] = True  # the rest of the rows is appended as well
         for place in is_stop_T.nonzero()[0].tolist():

@@ -27,7 +27,7 @@ systems have no locks, and a process writes its steps every second."""
 MAX_WAITING = 4096
 """Maximum number of own steps that wait for the other ranks. Older ones are not compared."""
 AT_ONCE = 64
-"""Steps that are compared in one go."""
+"""Number of steps that are compared at once."""
 
 PARAM = ("grad.l2", "grad.absmax", "weight.l2")
 GRAD, WEIGHT = slice(0, 2), slice(2, 3)
@@ -104,11 +104,11 @@ class Alignment:
         return {rank for rank in behind - ended if rank in self._tails}
 
     def give_up(self, ranks: Iterable[int]) -> None:
-        """Wait for ranks no longer, until they write again."""
+        """Stop waiting for ranks until they write again."""
         self._given_up.update(ranks)
 
     def parts(self, step: int, ranks: Iterable[int]) -> dict[int, ComparedStep]:
-        """Return a step of those ranks that have written it."""
+        """Return a step of the ranks that have written it."""
         return {rank: self._waiting[rank][step] for rank in ranks if step in self._waiting.get(rank, ())}
 
     def infos(self, ranks: Iterable[int]) -> dict[int, RunInfo]:

@@ -12,11 +12,11 @@ CHANGES = (RANK_WEIGHTS_CHANGED.name, RANK_OPTIMIZER_LOADED.name)
 
 
 class Change(NamedTuple):
-    """Something that some ranks did before a step, and others did not.
+    """An action of some ranks before a step that the others did not take.
 
     Attributes:
         step: The first step after the change.
-        rank: The rank that did it, or that alone did not; -1 if there is no such rank.
+        rank: The only rank that did it, or that did not; -1 if there is no such rank.
         is_of_optimizer: Whether the state of an optimizer changed, and not the weights.
     """
 

@@ -44,9 +44,9 @@ POLL_S = 0.5
 WAIT_S = 0.05
 """Time between two reads while the run ends."""
 EQUAL_BATCHES = 3
-"""Successive equal batches that are no chance: a constant batch may stand at the start of an epoch."""
+"""Successive equal batches that are not chance: a constant batch may begin an epoch."""
 MAX_EVENTS = 10
-"""Maximum number of events of a kind, for ranks that agree and differ by turns."""
+"""Maximum number of events of a kind, for ranks that agree and differ in turn."""
 MAX_NAMED = 8
 """Maximum number of parameters that get an event each. If more differ, one event is for the whole model."""
 
@@ -141,7 +141,7 @@ class RankComparison:
             yield from self._equal_batches(aligned)
 
     def _losses(self, aligned: Aligned) -> Iterator[Event]:
-        """Emit the rank with the first loss that is not finite."""
+        """Yield the rank with the first loss that is not finite."""
         is_bad_RT = ~np.isfinite(aligned.run_RTS[:, :, self._columns["loss"]])
         # a loop may pass its loss on some ranks only; a NaN that is real reaches the gradients
         is_bad_RT &= ~np.isfinite(aligned.run_RTS[:, :, self._columns[NORM]]).all(0)

@@ -15,20 +15,20 @@ SAMPLE = "sample."
 UNTIL = "samples_until"
 """Name of the value that ends the steps whose samples the state of a rank covers."""
 KEPT = 256
-"""Hashes that a rank keeps: the smallest ones. A tenth of its samples that another rank has are 13 of them."""
+"""Hashes that a rank keeps: the smallest ones. If two ranks share 10 % of their samples, 13 kept hashes match."""
 
 MIN_SHARED, SHARED_FRAC = 16, 0.1
 """Number and fraction of the kept samples of a rank that another rank has.
 
 If ranks draw from one dataset with replacement, a rank draws a sample again about as soon as another rank draws it. The
-first sample that a rank draws again ends the comparison, so that 16 shared ones before it are no chance: 2^-16.
+first sample that a rank draws again ends the comparison, so 16 shared samples before it have a chance of 2^-16.
 """
 MIN_STEPS = 5
-"""Steps at which shared samples must show: one batch may be for all ranks, as for a warm-up."""
+"""Minimum number of steps with shared samples: one batch may be for all ranks, such as a warm-up."""
 FRESH_FRAC = 0.25
 """Samples that are new to all ranks after the first shared one, relative to the shared ones.
 
-Without new samples, the data are at their end, and a second epoch gives the ranks each other's samples.
+Without new samples, the data is exhausted, and a second epoch gives the ranks each other's samples.
 """
 
 

@@ -26,7 +26,7 @@ from gradwatch.pipeline.ranks.samples import UNTIL, find_shared
 from gradwatch.records import Event
 
 DENSE_STEPS = 5
-"""The first steps, all of which are read. Later ones are read at the powers of two, about 20 in a run."""
+"""Number of first steps that are all read. Later steps are read at the powers of two, about 20 in a run."""
 TOLERANCE = 1e-4
 """Relative difference of two equal norms. Another order of summation changes a norm by 1e-6 or less, and gradients of
 other batches differ by 1e-2 or more."""

@@ -20,8 +20,8 @@ L2, ABSMAX, MEAN, STD, ZERO_FRAC, NONFINITE, WEIGHT, RATIO = range(len(catalogue
 def join_shard(shard: ShardInfo, parts: Mapping[int, Floats], infos: Mapping[int, RunInfo]) -> Floats:
     """Return the statistics of the parameters that a set of ranks holds together.
 
-    A gradient of which each rank has a term of a sum counts as if the terms were shards. Its norm is then exact only
-    for orthogonal terms.
+    If each rank has one term of a sum, the terms of the gradient count as shards. Its norm is then exact only for
+    orthogonal terms.
 
     Args:
         shard: The set of ranks.
