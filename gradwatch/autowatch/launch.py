@@ -83,7 +83,7 @@ def launch(target: Target, settings: ScriptSettings) -> int:
 
 @contextlib.contextmanager
 def _passing_signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Leave Ctrl-C to the command, and pass other requests to end on to it."""
+    """Leave Ctrl-C to the command, and forward other termination signals to it."""
     handlers = {signal.SIGINT: signal.SIG_IGN} | {
         getattr(signal, name): lambda number, _: process.send_signal(number)
         for name in FORWARDED

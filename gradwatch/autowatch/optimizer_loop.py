@@ -61,7 +61,7 @@ class OptimizerLoop:
         return len(self._optimizers)
 
     def adopt(self, optimizer: Optimizer) -> bool:
-        """Go on with another optimizer of the same parameters, if the one before has made a single update.
+        """Continue with another optimizer of the same parameters, if the previous one has made a single update.
 
         A script may build its optimizer again for each update. A stage of a training makes more updates with one.
         """

@@ -117,7 +117,7 @@ class ScriptWatch:
 
     @_harmless
     def on_scaler(self, scaler: GradScaler) -> None:
-        """Remember a GradScaler for the loops to come."""
+        """Remember a GradScaler for later loops."""
         self._scalers.append(weakref.ref(scaler))
 
     @_harmless
@@ -208,7 +208,7 @@ class ScriptWatch:
             try:
                 self._watch(models, moving, running)
             except GradwatchError as error:
-                if running is None:  # otherwise it is tried again at the first step, when parameters have shapes
+                if running is None:  # otherwise it is attempted again at the first step, when parameters have shapes
                     self._refuse(str(error), moving)
         self._made = [(clock, ref) for clock, ref in self._made if ref() in self._waiting()]
 
@@ -270,19 +270,19 @@ class ScriptWatch:
 
     @_harmless
     def _yield_to_script(self) -> None:
-        """Leave the script alone, which has called `watch` itself."""
+        """Stop watching: the script has called `watch` itself."""
         for loop in self.loops:
             self.loops.close(loop)
         self.end()
 
     @_harmless
     def finish(self) -> None:
-        """Say at the end of the process if nothing was understood."""
+        """Report at the end of the process if no loop was understood."""
         if self.loops.discard_empty() and not len(self.loops):
             self._refuse(NO_STEP)
 
     def _refuse(self, reason: str, optimizers: Sequence[Optimizer] = ()) -> None:
-        """Leave optimizers alone, and say why, once."""
+        """Ignore optimizers from now on, and report the reason once."""
         self._refused.update(optimizers)
         self._settings.mark_seen()
         if self._has_refused:

@@ -22,7 +22,7 @@ class ScriptSettings:
         record: As for `watch`.
         total_steps: As for `watch`.
         in_place: Whether to record every operation, for the lines of an error about a tensor changed in place.
-        unseen: File that the first process that watches or says why it does not removes; None without a command.
+        unseen: File that a process removes when it watches, or has reported why it does not; None without a command.
     """
 
     run: str | None
@@ -49,7 +49,7 @@ class ScriptSettings:
         return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
     def mark_seen(self) -> None:
-        """Record that a process watches, or has said why it does not."""
+        """Record that a process watches, or has reported why it does not."""
         if self.unseen is not None:
             Path(self.unseen).unlink(missing_ok=True)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gradwatch.monitor import Monitor
 
 MAX_INPUTS = 64
-"""Most forward passes of a step to keep the inputs of: a reinforcement learner has one for each action."""
+"""Maximum number of forward passes per step whose inputs are kept: a reinforcement learner has one for each action."""
 
 
 @final
@@ -28,17 +28,15 @@ class StepRecorder:
     Args:
         monitor: The monitor of the loop.
         called: The modules that the loop calls.
-        part: The one of them that is a part of a model. What it gets may be a part of the data, such as a category that
-            all samples share: inputs without content do not count.
+        part: One of them that is only a part of a model, or None. Its inputs may be a part of the data, such as a
+            category that all samples share, so constant inputs are ignored.
 
     Attributes:
-        run_dir: Run directory of the monitor, or None.
         num_steps: Steps recorded so far.
     """
 
     def __init__(self, monitor: Monitor, called: Iterable[nn.Module], *, part: nn.Module | None = None) -> None:
         self._monitor = weakref.ref(monitor)
-        self.run_dir = monitor.run_dir
         self.num_steps = 0
         self._part = id(part)
         self._inputs: list[Any] = []
@@ -77,7 +75,7 @@ class StepRecorder:
         remove_hooks(self._handles)
 
     def _keep_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        # passes for validation are no part of the batch
+        # passes for validation are not part of the batch
         if torch.is_grad_enabled() and module.training and len(self._inputs) < MAX_INPUTS:
             inputs = [value for value in (*args, *kwargs.values()) if value is not None and not _is_computed(value)]
             if id(module) == self._part and all(map(_is_constant, tensors_of(inputs))):
@@ -95,7 +93,7 @@ def total(losses: Sequence[Tensor]) -> Tensor:
 
 
 def _is_computed(value: Any) -> bool:
-    """Return whether a value was computed from parameters, such as the state of a recurrence: it is no data."""
+    """Return whether a value was computed from parameters, such as the state of a recurrence: it is not data."""
     return isinstance(value, Tensor) and value.requires_grad
 
 

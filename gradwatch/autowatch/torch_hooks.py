@@ -72,7 +72,7 @@ class TorchHooks:
             self._forward = None
 
     def stay_last(self) -> None:
-        """Move the hook behind all other global optimizer hooks.
+        """Move the hook after all other global optimizer hooks.
 
         In `before_step`, a listener may attach or detach a loop, which adds or removes such hooks while torch iterates
         over them. Torch would raise if another hook followed.
@@ -166,7 +166,7 @@ class TorchHooks:
 def _around_load(run: Callable[..., Any]) -> Callable[..., Any]:
     def load_state_dict(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         keys = run(module, *args, **kwargs)
-        if isinstance(keys, _IncompatibleKeys):  # a class may return what it likes
+        if isinstance(keys, _IncompatibleKeys):  # a class may return anything
             with contextlib.suppress(Exception):  # of any kind: the script must not stop
                 note_load(module, missing=keys.missing_keys, unexpected=keys.unexpected_keys)
         return keys
