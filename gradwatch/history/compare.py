@@ -167,7 +167,7 @@ def compare_rows(
     Args:
         recorded: The recorded rows, by table: statistics (S), layers (L), steps (T) and values (T, S, L).
         again: The rows of the rerun.
-        tolerance: Relative difference that is none.
+        tolerance: Relative difference to ignore.
         without: Further statistics to skip.
 
     Returns:
@@ -190,7 +190,7 @@ def compare_rows(
         is_sampled_S, is_dependent_S = (
             np.array([s in names for s in common], np.bool_) for names in (catalogue.SAMPLED_NAMES, HISTORY_DEPENDENT)
         )
-        # nan is unequal to itself, but two missing values are no difference
+        # nan is unequal to itself, but two missing values count as equal
         is_left_out_TSL = np.isnan(was_TSL) & np.isnan(is_TSL)
         is_left_out_TSL |= is_sampled_S[:, None] & (np.isnan(was_TSL) | np.isnan(is_TSL))
         is_left_out_TSL |= is_later_T[:, None, None] & is_dependent_S[:, None]

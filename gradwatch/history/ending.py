@@ -32,7 +32,7 @@ class Ending:
         kind: `finished` (all planned steps), `early-stop` (`train.early_stop`), `non-finite` (`train.on_nonfinite`),
             `critical` (`train.on_critical`), `interrupted` (Ctrl-C or SIGTERM), `failed` (an exception), `running`, or
             `killed` (without an ending of its own).
-        reason: Why it ended, such as the error, without a period; empty if `kind` says all.
+        reason: Why it ended, such as the error, without a period; empty if `kind` is enough.
     """
 
     kind: Kind
@@ -67,11 +67,11 @@ class Ending:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any] | None, *, status: Status) -> Self:
-        """Return the ending from the result of `to_json`, or from the status alone if it fits no longer.
+        """Return the ending from the result of `to_json`, or from the status alone if the two do not fit.
 
         Args:
             data: The stored ending, or None in a run of an older version.
-            status: Status of the run, which has changed if an older version went on with it.
+            status: Status of the run. An older version that continued the run has changed it.
         """
         kind = data["kind"] if data else status
         if kind not in get_args(Kind) or _KINDS[kind][0] != status:  # a kind of a newer version

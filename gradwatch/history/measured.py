@@ -1,4 +1,4 @@
-"""Tell a measured NaN from a value that was not measured, which a table stores as nan as well."""
+"""Distinguish a measured NaN from a value that was not measured: a table stores both as nan."""
 
 # T = recorded steps, L = layers of a table
 

@@ -20,7 +20,7 @@ from gradwatch.state.safetensors_file import DTYPE_NAMES
 
 MARK = "!"
 """Key that marks an encoded value. A mapping that contains this key is encoded too."""
-RESERVED = {"__metadata__"}  # safetensors keeps this name for itself
+RESERVED = {"__metadata__"}  # safetensors reserves this name
 
 
 @final
@@ -200,7 +200,7 @@ def _dtype_name(dtype: torch.dtype) -> str:
 def _dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, name)
     if not isinstance(dtype, torch.dtype):  # the name is from a file, and torch has attributes of every kind
-        raise ValueError(f"torch.{name} is no dtype")
+        raise ValueError(f"torch.{name} is not a dtype")
     return dtype
 
 

@@ -56,7 +56,7 @@ def read(path: Path) -> dict[str, Tensor]:
             # cloned: the library's tensors map the file, which may be deleted while they are in use
             return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a mapping
     except SafetensorError as error:
-        raise ValueError(f"{path} is no safetensors file: {error}") from error
+        raise ValueError(f"{path} is not a safetensors file: {error}") from error
 
 
 def _header(ordered: Iterable[tuple[str, Tensor]]) -> bytes:

@@ -113,14 +113,14 @@ def _read(folder: Path, targets: dict[str, Tensor]) -> None:
     dcp = _dcp()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # torch says that it reads without the other ranks
+            warnings.simplefilter("ignore", UserWarning)  # torch warns that it reads without the other ranks
             dcp.load(targets, storage_reader=dcp.HuggingFaceStorageReader(str(folder)), no_dist=True)
     except (Exception, dcp.CheckpointException) as error:  # torch raises errors of many types
         raise CheckpointError(f"{folder} cannot be read: {type(error).__name__}: {error}") from error
 
 
 def _dcp() -> Any:
-    # imported here: only sharded states need it, and it takes its time
+    # imported here: only sharded states need it, and the import is slow
     return importlib.import_module("torch.distributed.checkpoint")
 
 

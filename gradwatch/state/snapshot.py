@@ -65,7 +65,7 @@ def _without_tensors(state: Any) -> tuple[Any, list[Tensor]]:
     def replace(leaf: Any, _: Path) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
-        # all empty tensors have the data pointer 0, so they are no aliases of one another
+        # all empty tensors have the data pointer 0 without being aliases
         key = (leaf.data_ptr(), leaf.shape, leaf.stride(), leaf.dtype)
         index = places.setdefault(key, len(sources)) if leaf.numel() else len(sources)
         if index == len(sources):

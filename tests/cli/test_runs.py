@@ -164,7 +164,7 @@ def _age(run):
         (_strip, "'records' is missing"),
         (_age, "format 99 is newer than this gradwatch reads"),
         (lambda run: (run / "run.json").unlink(), "it holds no run.json"),
-        (lambda run: (run / "findings.jsonl").write_text("}\n"), "line 1 is no finding"),
+        (lambda run: (run / "findings.jsonl").write_text("}\n"), "line 1 is not a valid finding"),
     ],
 )
 def test_a_damaged_run_is_named_and_the_others_are_listed(gradwatch, record, tmp_path, damage, problem):

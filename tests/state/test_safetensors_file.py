@@ -52,11 +52,11 @@ def test_what_is_read_can_be_written_to_and_is_no_map_of_the_file(tmp_path):
 @pytest.mark.parametrize("data", [b"", b"\xff" * 8, b"\xff" * 100, (2).to_bytes(8, "little") + b"{"])
 def test_a_file_of_another_kind_is_refused(tmp_path, data):
     (tmp_path / "x").write_bytes(data)
-    with pytest.raises(ValueError, match=r"no safetensors file: .*header"):
+    with pytest.raises(ValueError, match=r"not a safetensors file: .*header"):
         safetensors_file.read(tmp_path / "x")
 
 
 def test_a_file_that_was_cut_short_is_refused(tmp_path):
     (tmp_path / "x").write_bytes(written({"weight": torch.ones(9)})[:-1])
-    with pytest.raises(ValueError, match=r"no safetensors file: .*not fully covered"):
+    with pytest.raises(ValueError, match=r"not a safetensors file: .*not fully covered"):
         safetensors_file.read(tmp_path / "x")

@@ -87,7 +87,7 @@ def append(file: int, data: bytes, *, path: Path, size: int) -> None:
 
 
 def write_error(path: Path, *, needed: int, error: OSError) -> RunError:
-    """Return an error for the user: the file, the reason of the failure, and the way out."""
+    """Return an error for the user: the file, the reason of the failure, and the remedy."""
     reason = os.strerror(error.errno).lower() if error.errno else str(error)
     if error.errno not in OUT_OF_SPACE:
         return RunError(f"{path}: cannot be written: {reason}")

@@ -79,7 +79,7 @@ class JsonLines(Generic[Item]):
                 item = self.decode(data)
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 # reported and skipped: one damaged line must not hide the others
-                problems.append(f"{path}, line {number} is no {self.noun}: {type(error).__name__}: {error}")
+                problems.append(f"{path}, line {number} is not a valid {self.noun}: {type(error).__name__}: {error}")
                 continue
             # `at` as well: a more severe finding keeps the step of the first one, but was found later
             if until is None or max(at, item.step) <= until:

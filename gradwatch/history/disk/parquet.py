@@ -24,7 +24,7 @@ NAME = "history.parquet"
 SCHEMA_VERSION = 1
 """Version of the columns and of their meaning; new statistics do not change it."""
 MAX_GROUP_ROWS = 1 << 20
-"""Rows of a row group, of which one is in memory: 8,000 kept steps of 500 layers take 130 MB; a quarter saves none."""
+"""Rows of a row group; one group is in memory. 8,000 kept steps of 500 layers take 130 MB; a quarter saves none."""
 
 
 def write_parquet(history: History, path: Path) -> None:

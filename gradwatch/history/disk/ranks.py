@@ -1,4 +1,4 @@
-"""Find the parts of the other ranks in the run directory of a distributed training, and say how far they came."""
+"""Find the parts of the other ranks in the run directory of a distributed training, and describe their progress."""
 
 from __future__ import annotations
 

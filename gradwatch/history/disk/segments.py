@@ -165,7 +165,7 @@ class SegmentWriter:
 
     def _rewrite(self, index: int, kept_T: Steps) -> None:
         """Rewrite a segment with its kept steps."""
-        # each table may hold other steps of the segment as well, so each has its own mask
+        # a table may hold further steps of the segment, so each has its own mask
         steps_T = self._tables[0].segment(index)[0]
         steps_T = steps_T[is_among(steps_T, kept_T)]
         if not len(steps_T):

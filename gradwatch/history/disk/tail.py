@@ -49,7 +49,7 @@ class Tail:
 
     @property
     def is_killed(self) -> bool:
-        """Return whether the other process has died without closing its run, as far as its lock tells."""
+        """Return whether the other process has died without closing its run, according to its lock."""
         return self.header is not None and not self.is_ended and not lock.is_held(self._directory)
 
     def read(self) -> NDArray[np.void] | None:

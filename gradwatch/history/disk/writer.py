@@ -20,7 +20,7 @@ from gradwatch.history.store import History
 from gradwatch.records import Event, Finding
 
 MAX_REASON = 400
-"""Most characters of an error that run.json keeps."""
+"""Maximum number of characters of an error in run.json."""
 
 
 @final

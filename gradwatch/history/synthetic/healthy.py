@@ -49,7 +49,7 @@ class HealthyRun:
         dead_frac_TA, saturated_frac_TA, act_mean_TA, act_std_TA: Statistics of the activations.
         max_logit_TA, attention_entropy_TA: Statistics of attention; nan for every other activation.
         silent_TA, silent_since_TA: Number of silent units, and the first step of their silence.
-        policy: Statistics of a policy by name; empty for a loss that is no policy gradient.
+        policy: Statistics of a policy by name; empty for a loss that is not a policy gradient.
         events: Events of the run; `add_event` adds to them.
     """
 

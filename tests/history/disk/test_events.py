@@ -47,7 +47,7 @@ def test_a_damaged_line_is_named_and_the_rest_read(tmp_path):
     noted, problems = EVENTS.read(tmp_path)
     assert noted == [event(1), event(3)]
     assert len(problems) == 1
-    assert "events.jsonl, line 2 is no event" in problems[0]
+    assert "events.jsonl, line 2 is not a valid event" in problems[0]
 
 
 def test_truncate_forgets_later_events_and_those_that_were_written_later(tmp_path):

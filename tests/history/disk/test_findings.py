@@ -45,7 +45,7 @@ def test_a_damaged_line_is_named_and_the_rest_read(tmp_path, finding):
     found, problems = FINDINGS.read(tmp_path)
     assert [f.step for f in found] == [1, 3]
     assert len(problems) == 1
-    assert "findings.jsonl, line 2 is no finding" in problems[0]
+    assert "findings.jsonl, line 2 is not a valid finding" in problems[0]
 
 
 def test_truncate_goes_by_when_a_finding_was_written_not_by_the_step_it_carries(tmp_path, finding):

@@ -212,7 +212,8 @@ def test_damage_warns_by_name_and_the_rest_is_read(tmp_path, run_info, append, f
     with (tmp_path / "run" / "findings.jsonl").open("a") as file:
         file.write("not a finding\n")
 
-    with pytest.warns(RuntimeWarning, match=r"damaged; what is left.*records are damaged; .*line 2 is no finding"):
+    text = r"damaged; what is left.*records are damaged; .*line 2 is not a valid finding"
+    with pytest.warns(RuntimeWarning, match=text):
         history = read(tmp_path / "run")
     assert history.step == 1099
     assert len(history.findings) == 1
