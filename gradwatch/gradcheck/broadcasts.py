@@ -60,7 +60,7 @@ class BroadcastWatch(TorchFunctionMode):
     """Find the operations that broadcast both operands along the samples, without an axis made on purpose.
 
     The operands differ in their number of axes. An axis is made on purpose by `unsqueeze` or an index of None, and an
-    operand meets a view of itself on purpose. Operands with the same number of axes are taken for an outer product.
+    operand meets a view of itself on purpose. Operands with the same number of axes count as an outer product.
 
     Args:
         samples: Size of the batch.

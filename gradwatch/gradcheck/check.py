@@ -25,7 +25,7 @@ DEFAULT = CheckOptions()
 SMALLER_BATCH_FRAC = 0.5
 """Fraction of the time limit within which a check that moves all tensors together also checks half of the batch."""
 MAX_FORWARD = 8
-"""Leaves for which forward mode is asked as well."""
+"""Maximum number of wrong leaves to differentiate by forward mode as well."""
 
 
 def check(
@@ -43,7 +43,7 @@ def check(
     The step runs in float64 many times from the same random state: dropout keeps its mask, and buffers are restored.
     The gradient of each parameter, and of each tensor of the batch that requires one, is compared with differences of
     the loss along a random direction. A wrong one is named by its kind, and located in the custom autograd Function,
-    hook or statement that makes it. Weights, buffers, gradients and random generators are put back afterwards.
+    hook or statement that makes it. Weights, buffers, gradients and random generators are restored afterwards.
 
     Args:
         step: Function of the batch that returns the loss. Its backward pass is run afterwards, unless the step ran it:
@@ -53,9 +53,10 @@ def check(
         model: Model that the step uses. If None, the modules that the step holds are used.
         gradients: Gradients computed by hand, by name of the parameter or input; judged instead of autograd's.
         allow: Names of custom Functions whose backward differs from the derivative on purpose. A Function with the
-            attribute `deliberate = True` says so itself.
+            attribute `deliberate = True` need not be named.
         layer: Prefix of the names of the parameters to check, or None for all.
-        within: Time in seconds. If one by one does not fit, all tensors are moved together, and apart if they differ.
+        within: Time limit in seconds. If there is no time to move each tensor alone, they are moved together, and
+            separately if they differ.
         second: Whether the second derivative of each custom Function is checked too, with the inputs and gradients of
             the step. A step that differentiates a gradient is checked as it is, without it.
 
@@ -202,9 +203,8 @@ def _of_smaller_batch(judge: Judge, part: CheckedStep, whole: Examined) -> list[
 
 
 def _forward_mode(judge: Judge, found: Examined, wrong: list[str]) -> dict[str, float]:
-    """Return the third witness for the wrong leaves: it says which of the first two is wrong.
-
-    Where they agree it is not asked: its first use makes torch import its compiler, which takes seconds.
+    """Return the derivatives of the wrong leaves by forward mode, which show whether autograd or the differences are
+    wrong. Right leaves need none: the first use makes torch import its compiler, which takes seconds.
     """
     values: dict[str, float] = {}
     for name in wrong[:MAX_FORWARD]:

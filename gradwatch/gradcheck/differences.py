@@ -17,10 +17,11 @@ SUFFICIENT_ERROR = 1e-7
 AGREEMENT_ERROR = 1e-5
 """Relative error, and distance from the expected derivative, at which the sweep ends too."""
 NOISE_ULPS = 8
-"""Units in the last place of the function's value that a difference may be off by."""
+"""Error of a difference, in units in the last place of the function's value."""
 KINK_STEPS = (1e-6, 5e-7, 1e-7)
 KINK_FRAC = 1e-4
-"""Disagreement of the one-sided slopes, relative to the slope, that is a kink if it does not shrink with the step."""
+"""Minimum disagreement of the one-sided slopes at a kink, relative to the slope, if it does not shrink with the
+step."""
 STALLED_RATIO = 0.7
 """Ratio of the disagreements at a step and at its half above which they do not shrink; 0.5 is smooth."""
 

@@ -1,4 +1,4 @@
-"""Differentiate the loss by forward mode, the third witness, where every operation has it."""
+"""Differentiate the loss by forward mode, if every operation supports it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from gradwatch.probe.stepped_model import SteppedModel
 
 
 def forward_derivative(step: CheckedStep, point: Point, shifts: Mapping[str, Tensor]) -> float | None:
-    """Return the derivative of the loss along shifts of leaves, or None where an operation lacks forward mode.
+    """Return the derivative of the loss along shifts of leaves, or None if an operation lacks forward mode.
 
     Args:
         step: The step. One that runs its own backward pass has no forward mode.
-        point: Where to differentiate.
+        point: The point at which to differentiate.
         shifts: Shift of each leaf.
     """
     if step.model is None or step.fills:

@@ -1,4 +1,4 @@
-"""Judge every leaf of a step: at its own point, at points near it, and again where a kink or noise hides the answer."""
+"""Judge every leaf of a step: at its own point, at points near it, and again if a kink or noise prevents a verdict."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from gradwatch.gradcheck.stepping.step import CheckedStep, Gradients, Point
 JITTER_FRAC = 1e-2
 """Distance of the points near the first one, in units of each tensor."""
 LEAF_BY_LEAF_FRAC = 0.4
-"""Share of the time within which all leaves must fit one by one; else they are moved together."""
+"""Fraction of the time within which all leaves must fit one by one; otherwise they are moved together."""
 GROUPS_FRAC = 0.25
-"""Share of the time for the first point if the leaves are moved in groups."""
+"""Fraction of the time for the first point if the leaves are moved in groups."""
 RUNS_PER_DIRECTION = 3
-"""Two for a difference that agrees, and more where it does not."""
+"""Two runs for a difference that agrees, and more for one that does not."""
 
 
 @final
@@ -98,7 +98,7 @@ class Judge:
 
     @property
     def is_late(self) -> bool:
-        """Return whether the time is over."""
+        """Return whether the time limit has passed."""
         return time.monotonic() > self.deadline
 
     def is_allowed(self, function: type[Function]) -> bool:
@@ -152,20 +152,20 @@ class Judge:
             if mode:
                 stack.enter_context(self.step.inside(mode.watching))
             comparison = LeafComparison(
-                self.step, grads or found, again, self.generator, noise=self.noise, begin=self._tell
+                self.step, grads or found, again, self.generator, noise=self.noise, begin=self._report_progress
             )
             outcomes = comparison.all(names, deadline=self.deadline, joint=joint, groups=groups)
         self.directions += comparison.directions
         return Examined(point, grads or found, log.calls, outcomes)
 
-    def _tell(self) -> None:
-        """Tell the progress: the time counts, since a direction may be one of many or the last."""
+    def _report_progress(self) -> None:
+        """Report the progress as time, since the number of directions is not known in advance."""
         self._begun += 1
         elapsed, within = time.monotonic() - self.begin, self.deadline - self.begin
         self._progress(f"direction {self._begun}, {elapsed:.0f} of at most {within:.0f} s")
 
     def comparison(self, found: Examined) -> LeafComparison:
-        """Return a comparison at the point of an examination, for directions of the caller's."""
+        """Return a comparison at the point of an examination, for the caller's own directions."""
         self.step.move(found.point)
         return LeafComparison(self.step, found.grads, CallLog(), self.generator, noise=self.noise)
 
@@ -202,7 +202,7 @@ class Judge:
         return home
 
     def _after_one_step(self) -> None:
-        """Let the state be that after one step: what a first call keeps must not be used in the second."""
+        """Begin from the state after one step: values that the first call keeps must not be used in the second."""
         self.step.move(self.step.home)
         self.is_second = True
         try:

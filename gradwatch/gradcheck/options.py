@@ -24,7 +24,7 @@ class CheckOptions:
         allow: Names of custom Functions whose backward differs from the derivative on purpose.
         within: Time in seconds.
         second: Whether the second derivatives of custom Functions are checked too.
-        progress: Takes a text before each direction.
+        progress: Called with a text before each direction.
     """
 
     layer: str | None = None

@@ -28,8 +28,8 @@ class TensorVerdict:
         visible: Smallest relative mistake of this tensor's gradient that would have been seen; infinite if the gradient
             counts as 0 next to the others.
         visible_norm: Norm of the smallest mistake that would have been seen.
-        note: Why there is no verdict, or what is on purpose.
-        forward_mode: The same derivative by forward-mode differentiation, or None where an operation lacks it.
+        note: Reason why there is no verdict, or the difference that is on purpose.
+        forward_mode: The same derivative by forward-mode differentiation, or None if an operation lacks it.
     """
 
     name: str
@@ -89,8 +89,8 @@ class Coverage:
         kinks: Directions left out for a kink.
         dtype: Format of the check.
         batches: Sizes of the batch that were checked.
-        seconds: How long it took.
-        left_out: Tensors without a verdict because the time was over.
+        seconds: Duration of the check.
+        left_out: Tensors without a verdict, since the time limit had passed.
         batch: Whether the gradient of the batch is the mean or the sum over its parts, in words.
     """
 
@@ -116,7 +116,7 @@ class GradientCheck:
         tensors: Verdict on each tensor.
         faults: Mistakes, the first one the most certain.
         coverage: Numbers of checked tensors, directions and points.
-        notes: Differences on purpose, and what else a reader should know.
+        notes: Differences on purpose, and other remarks.
     """
 
     tensors: tuple[TensorVerdict, ...]

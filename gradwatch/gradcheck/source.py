@@ -84,7 +84,7 @@ class FunctionSource:
         return self.place(max(shared, key=lambda s: s.lineno) if shared else bad[0][1])
 
     def made_by(self, statement: ast.stmt) -> Place:
-        """Return the statement that computes what a statement only passes on, such as `p.grad = g`."""
+        """Return the statement that computes a value which another statement only passes on, such as `p.grad = g`."""
         value = getattr(statement, "value", None)
         if not isinstance(value, ast.Name) or isinstance(statement, ast.AugAssign):
             return self.place(statement)
@@ -128,7 +128,7 @@ def _targets(statement: ast.stmt) -> set[str]:
 
 
 def _unpacks_saved(statement: ast.stmt) -> bool:
-    """Return whether a statement only fetches what the forward saved."""
+    """Return whether a statement only unpacks saved values."""
     value = getattr(statement, "value", None)
     return isinstance(value, ast.Attribute) or (
         isinstance(value, ast.Tuple) and all(isinstance(e, ast.Attribute) for e in value.elts)
@@ -163,7 +163,7 @@ def source_of(function: Any) -> FunctionSource:
 
 
 def _lambda_source(code: Any) -> FunctionSource:
-    """Return the lambda that stands at the line of a code object: its statement may not parse by itself."""
+    """Return the lambda at the line of a code object: its statement may not parse by itself."""
     try:
         tree = ast.parse("".join(linecache.getlines(code.co_filename)))
     except SyntaxError:
@@ -203,7 +203,7 @@ def _base_name(node: ast.AST) -> set[str]:
 
 
 def called(call: ast.Call) -> str:
-    """Return the name that is called, without what stands before its last dot."""
+    """Return the name that is called, without the part before its last dot."""
     if isinstance(call.func, ast.Attribute):
         return call.func.attr
     return call.func.id if isinstance(call.func, ast.Name) else ""

@@ -1,4 +1,4 @@
-"""Check what the command line names: a layer with the shapes of its inputs, a config, or a step of a run."""
+"""Check the target of the command line: a layer with the shapes of its inputs, a config, or a step of a run."""
 
 # B = samples of a batch
 
@@ -30,7 +30,7 @@ from gradwatch.gradcheck.training_steps import training_step
 from gradwatch.train.step import Batch, Stepper, to_device
 
 SAMPLES = (8, 4)
-"""Samples of each micro-batch that are checked, as many as there is time for."""
+"""Numbers of samples per micro-batch to check; the largest that fits in the time."""
 FORWARD_PASSES = 24
 """Forward passes that a check of all tensors together takes, counting a backward pass as two."""
 _SHAPE = re.compile(r"(\d+(?:x\d+)*)(?::(\d+))?")
@@ -42,7 +42,7 @@ def check_target(target: CheckTarget, options: CheckOptions) -> GradientCheck:
 
     Args:
         target: The layer, config, run or script to check.
-        options: How to check it; the time is without the restoring.
+        options: Options of the check. The time limit does not include the restoring.
     """
     if target.kind == "layer":
         made, given = _layer(target)
@@ -151,7 +151,7 @@ def _check_training(stepper: Stepper, window: list[Batch], options: CheckOptions
 
 
 def _affordable(stepper: Stepper, window: list[Batch], *, within: float) -> int:
-    """Return the number of samples for which the time is enough, from the time of a pass with the fewest."""
+    """Return the number of samples that fits in the time, estimated from a pass with the fewest."""
     fewest = SAMPLES[-1]
     step = CheckedStep(
         lambda inputs, targets: stepper.forward(inputs, targets)[1],

@@ -39,12 +39,12 @@ def audit_step(
 
     The step runs twice as it is, and again with moved weights if a parameter gets no gradient. Hooks record its
     backward passes, unscaling, clipping, updates and schedules. Each stage is compared with the plain formula on the
-    results of the stages before it. Afterwards everything that the step reaches is what it was: weights, buffers,
+    results of the stages before it. Afterwards, everything that the step reaches is restored: weights, buffers,
     gradients, the states of optimizers, schedulers and scalers, random generators, variables and containers.
 
     Args:
         step: Function of the batch that makes one update, with all of its micro-batches.
-        batch: Parts of the batch. Data that the step takes from an iterator of its own cannot be put back.
+        batch: Parts of the batch. Data that the step takes from its own iterator cannot be restored.
         model: Model that the optimizer trains.
         optimizer: Optimizer whose update is judged, if the step has several.
         allow: Kinds of differences that are on purpose, such as `mean-of-means`.

@@ -19,7 +19,7 @@ from gradwatch.probe.device.sync import to_float
 TOLERANCE = 1e-4
 """Relative difference from an exact multiple, for the least precise sums of float32."""
 ROUNDING_ULPS = 64
-"""Units in the last place of a gradient below which a change of it is rounding."""
+"""Largest change of a gradient by rounding, in units in the last place."""
 
 
 @final
@@ -71,7 +71,7 @@ def multiple(vector: Tensor, of: Tensor, *, noise: float = 0.0) -> float:
 
     Args:
         vector: float64, flat; at least 2 elements.
-        of: The other one.
+        of: The other vector, of the same size.
         noise: Length below which a vector counts as zero.
     """
     square = to_float(of @ of)

@@ -16,7 +16,7 @@ from gradwatch.gradcheck.audit.result import Deviation
 from gradwatch.gradcheck.audit.windows import Window, micro_batches
 
 Outcome = Deviation | str
-"""A difference; or why the stage was not seen; or an empty string if it is as meant."""
+"""A difference; the reason why a stage was not seen; or an empty string if the stage is as meant."""
 MAX_NAMES = 3
 
 
@@ -50,7 +50,8 @@ class AuditedStep:
         elsewhere: Indices of the tensors that other optimizers hold.
         events: Events of the step.
         windows: Windows of the updates by the optimizer.
-        losses_move: Says whether the losses of the step change with some parameters; None if it cannot run again.
+        losses_move: Returns whether the losses of the step change with some parameters; None if the step cannot run
+            again.
     """
 
     optimizer: Optimizer
@@ -70,7 +71,7 @@ class AuditedStep:
         return next(g for g in update.groups if any(p is tensor for p in g["params"]))
 
     def decayed(self, window: Window) -> list[int]:
-        """Return the held parameters of which the optimizer decays the weights."""
+        """Return the held parameters whose weights the optimizer decays."""
         inside = [i for i in self.held if i in window.update.watched]
         return [i for i in inside if self.group_of(i, window.update).get("weight_decay")]
 

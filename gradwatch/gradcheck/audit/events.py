@@ -30,7 +30,7 @@ class LossCall:
         is_loss: Whether it is a loss function of torch, and not only a mean or a sum.
         reduction: mean or sum.
         count: Elements or targets over which it reduces; the sum of their weights if they have any.
-        grads: Derivative of what was differentiated by the output of the call; one for each backward pass.
+        grads: Derivative of the differentiated value by the output of the call; one for each backward pass.
     """
 
     is_loss: bool
@@ -42,7 +42,7 @@ class LossCall:
 @final
 @dataclass(frozen=True, slots=True)
 class InputMemory:
-    """The memory of an input of the model, by which micro-batches of one batch are known."""
+    """The memory of an input of the model, which identifies micro-batches of one batch."""
 
     storage: int
     begin: int

@@ -15,7 +15,7 @@ from gradwatch.gradcheck.audit.windows import Window, is_zero
 
 NO_PASSES = "no backward pass gives a gradient to this optimizer"
 MAX_DIVISOR = 4096
-"""Largest number of micro-batches that a factor of the loss is taken for."""
+"""Largest divisor of the loss that may be a number of micro-batches."""
 
 
 def judge_loss(case: AuditedStep, window: Window) -> Outcome:
@@ -90,7 +90,7 @@ def judge_sum(case: AuditedStep, window: Window) -> Outcome:
 
 
 def _means_of_means(case: AuditedStep, window: Window) -> Outcome:
-    """Say if micro-batches of unequal size count the same."""
+    """Report micro-batches of unequal size that have the same weight."""
     passes = window.used
     if not case.are_micro(passes):
         return ""
@@ -152,7 +152,7 @@ def _decayed_twice(
 
 
 def _dropped(case: AuditedStep, window: Window) -> Outcome:
-    """Say if the loss depends on parameters that never get a gradient."""
+    """Report parameters that the loss depends on, but that never get a gradient."""
     used = [e.after.grads for e in window.passes]
     without = [i for i in case.held if case.watched[i].requires_grad and all(is_zero(g[i]) for g in used)]
     without = [i for i in without if i in case.own and window.update.before.grads[i] is None]
@@ -197,7 +197,7 @@ def _columns(passes: Sequence[StepEvent]) -> list[tuple[LossCall, ...]]:
 
 
 def _share(call: LossCall, step: StepEvent) -> float:
-    """Return the factor of the mean in what was differentiated."""
+    """Return the factor of the mean in the differentiated value."""
     share = call.grads[0] / step.scale
     return share * call.count if call.reduction == "sum" and call.count > 1 else share
 

@@ -57,7 +57,7 @@ def _outcomes(case: AuditedStep) -> Iterator[tuple[StageName, Outcome]]:
 
 
 def _stage(name: StageName, outcomes: Iterable[Outcome], allow: Collection[str]) -> tuple[Stage, list[Deviation]]:
-    """Return the verdict on a stage from what its judges said, and its differences."""
+    """Return the verdict on a stage from the outcomes of its judges, and its differences."""
     outcomes = list(outcomes)
     found = {o.kind: replace(o, stage=name) for o in outcomes if isinstance(o, Deviation) and o.kind not in allow}
     if found:

@@ -1,4 +1,4 @@
-"""See each call that reduces to one number, and how much of it a backward pass differentiates."""
+"""Record each call that reduces to one number, and the factor with which a backward pass differentiates it."""
 
 from __future__ import annotations
 

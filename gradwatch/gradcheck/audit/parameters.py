@@ -11,7 +11,7 @@ from gradwatch.gradcheck.audit.windows import is_zero
 
 
 def judge_parameters(case: AuditedStep) -> Deviation | None:
-    """Say if the optimizer holds the wrong parameters."""
+    """Report that the optimizer holds the wrong parameters."""
     return _stale(case) or _left_out(case) or _frozen(case)
 
 
@@ -46,7 +46,7 @@ def _no_update(case: AuditedStep) -> Deviation | str:
 
 
 def _stale(case: AuditedStep) -> Deviation | None:
-    """Say if the optimizer holds tensors that the model has lost."""
+    """Report that the optimizer holds tensors that the model has lost."""
     live = {id(case.watched[i]) for i in case.own}
     gone = [i for i in case.held if id(case.watched[i]) not in live]
     gone = [i for i in gone if not any(_has_grad(e, i) for e in case.events)]
@@ -65,7 +65,7 @@ def _stale(case: AuditedStep) -> Deviation | None:
 
 
 def _left_out(case: AuditedStep) -> Deviation | None:
-    """Say if a small part of the model gets gradients and is in no param group."""
+    """Report a small part of the model that gets gradients but is in no param group."""
     trained = [i for i in case.own if case.watched[i].requires_grad]
     out = [i for i in trained if i not in case.held and i not in case.elsewhere]
     out = [i for i in out if any(_has_grad(e, i) for e in case.events)]

@@ -25,7 +25,7 @@ class Deviation:
         kind: Kind of the mistake, such as `loss-not-divided`.
         text: One sentence for people.
         place: The statement.
-        ratio: Result of the stage over the intended result; nan if it is no multiple.
+        ratio: Result of the stage over the intended result; nan if it is not a multiple.
         tensors: Names of the parameters concerned.
         stage: The stage; set by `judged`.
     """

@@ -61,7 +61,7 @@ def audit_script(script: Path, arguments: Sequence[str], *, allow: Collection[st
 
 @final
 class _Enough(BaseException):
-    """End a script after enough is recorded. It is no `Exception`, which the script could catch."""
+    """End a script after enough is recorded. It is not an `Exception`, which the script could catch."""
 
 
 @final
@@ -81,7 +81,7 @@ class _Recording:
 
     @contextlib.contextmanager
     def prepared(self) -> Iterator[None]:
-        """Begin at the first backward pass inside."""
+        """Begin to record at the first backward pass inside the context."""
         loaders: Any = dataloader._BaseDataLoaderIter
         engine, draw = self._engine, loaders.__next__
 

@@ -1,4 +1,4 @@
-"""Audit the step that the command line names: of a script, of a config, or a recorded one of a run."""
+"""Audit the step that the command line names: of a script, a config or a recorded run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def audit_target(target: CheckTarget, *, allow: Collection[str]) -> StepAudit:
 
 
 def _audit_training(training: TrainingState, window: list[Batch], *, allow: Collection[str]) -> StepAudit:
-    """Audit a step as the training loop makes it: the passes, the update, and the schedule."""
+    """Audit a step of the training loop: the passes, the update, and the schedule."""
     stepper, start = training.stepper(), asdict(training.progress)
 
     def step(*micro_batches: Batch) -> None:

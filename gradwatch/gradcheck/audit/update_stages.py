@@ -23,7 +23,7 @@ TOLERANCE_ULPS = 8
 MIN_DEVIATION = 1e-3
 """Minimum deviation to report, as a fraction of the update."""
 LOST_FRAC = 0.9
-"""InputMemory of the weights that an update may leave where they were by rounding."""
+"""Maximum fraction of the weights, 0..1, that rounding may leave unchanged in an update."""
 
 
 def judge_unscale(case: AuditedStep, window: Window) -> Outcome:

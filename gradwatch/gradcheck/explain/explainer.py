@@ -133,10 +133,10 @@ class Explainer:
 
     def _hooks(self) -> None:
         """Run without gradient hooks, and find the one whose absence makes a leaf right."""
-        met = self._right_without(None)
-        if not met[0]:
+        removed = self._right_without(None)
+        if not removed[0]:
             return
-        fixed, hooks = met
+        fixed, hooks = removed
         for key in dict.fromkeys(h.key for h in hooks):
             alone, taken = self._right_without(key)
             if not alone:
@@ -164,23 +164,23 @@ class Explainer:
         """Name the hook that changes the gradient of all wrong leaves and of no right one, as an adjoint solve does."""
         judge, right = self._judge, self._found.names("right")
         judge.step.move(self._found.point)
-        with without_hooks(judge.step.modules, self._names) as met:
+        with without_hooks(judge.step.modules, self._names) as removed:
             plain = judge.step.gradients().by_name
         given = self._found.grads.by_name
         changed = [n for n in (*self._open, *right) if not torch.equal(plain[n], given[n])]
-        if met and set(changed) == set(self._open):
-            self._add_hook(met[0], changed, how="wrong with it and without it")
+        if removed and set(changed) == set(self._open):
+            self._add_hook(removed[0], changed, how="wrong with it and without it")
 
     def _right_without(self, key: int | None) -> tuple[list[str], list[GradientHook]]:
-        """Return the open leaves that are right without a hook, and the hooks that were taken away."""
+        """Return the open leaves that are right without a hook, and the hooks that were removed."""
         judge = self._judge
         judge.step.move(self._found.point)
-        with without_hooks(judge.step.modules, self._names, only=key) as met:
+        with without_hooks(judge.step.modules, self._names, only=key) as removed:
             grads = judge.step.gradients()
-        if not met:
+        if not removed:
             return [], []
         found = judge.examine(self._open, self._found.point, hold=lambda function: function in self._held, grads=grads)
-        return found.names("right"), met
+        return found.names("right"), removed
 
     def _graph_cuts(self) -> None:
         """Keep the values of detached tensors, and find the line whose cut explains a leaf."""

@@ -57,9 +57,9 @@ def without_hooks(
     Args:
         modules: Modules with their parameters.
         names: Names of parameters and modules by identity.
-        only: Key of the only hook to take away, or None for all.
+        only: Key of the only hook to remove, or None for all.
     """
-    met: list[GradientHook] = []
+    removed: list[GradientHook] = []
     undo: list[tuple[Any, dict[Any, Any]]] = []
 
     def take(hooks: Any, owner: str) -> None:
@@ -69,7 +69,7 @@ def without_hooks(
         for key, function in list(hooks.items()):
             hook = GradientHook(function, owner, NOWHERE)
             if only is None or hook.key == only:
-                met.append(hook)
+                removed.append(hook)
                 del hooks[key]
 
     for module in modules:
@@ -88,12 +88,12 @@ def without_hooks(
         of_torch = code is not None and not is_users(code.co_filename)  # torch's full backward hooks register these
         if of_torch or (only is not None and hook.key != only):
             return register(tensor, function)
-        met.append(hook)
+        removed.append(hook)
         return register(tensor, lambda grad: None)
 
     torch.Tensor.register_hook = registered  # type: ignore[method-assign]  # put back below
     try:
-        yield met
+        yield removed
     finally:
         torch.Tensor.register_hook = register  # type: ignore[method-assign]  # the original
         for hooks, before in undo:

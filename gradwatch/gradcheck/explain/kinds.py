@@ -1,4 +1,4 @@
-"""Name what is wrong with the backward of a custom Function, from the pattern of its error and from experiments."""
+"""Name the mistake in the backward of a custom Function, from the pattern of its error and from experiments."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ TEMPERATURES = ("temp", "tau")
 MIN_WRONG_FRAC = 0.8
 """Fraction of wrong elements from which the whole group counts as wrong."""
 RATIO_TOLERANCE = 1e-3
-"""Relative distance at which a ratio is taken for a known number."""
-LARGE, GONE = 100.0, 5.0
+"""Maximum relative distance of a ratio from a known number."""
+LARGE, MIN_DECREASE = 100.0, 5.0
 """Factor of the inputs at which an epsilon has no effect, and the minimum decrease of the error."""
 MAX_EPSILON = 0.2
 
@@ -74,7 +74,7 @@ class _WrongCall:
 def name_mistake(
     call: RecordedCall, wrong: Sequence[WrongArgument], nodes: NodeCheck, modules: Sequence[nn.Module]
 ) -> Named:
-    """Return what is wrong with the backward of a call.
+    """Return the mistake in the backward of a call.
 
     Args:
         call: The call.
@@ -161,7 +161,7 @@ def _ignores_grad(bad: _WrongCall) -> Named | None:
 
 
 def _writes_what_it_differentiates(bad: _WrongCall) -> Named | None:
-    """Return the statement of the forward that changes in place what is saved, or an argument with a gradient."""
+    """Return the statement of the forward that changes a saved tensor or an argument with a gradient in place."""
     place = _writes(bad.call, lambda needed: needed)
     return Named("inplace", place) if place else None
 
@@ -237,7 +237,7 @@ def _is_transposed(wrong: WrongArgument) -> bool:
 
 
 def _by_pattern(bad: _WrongCall, made: Place) -> Named:
-    """Return the kind by which elements are wrong."""
+    """Return the kind that explains which elements are wrong."""
     first, call = bad.wrong[0], bad.call
     if _only_negative(first):
         return Named("negative", bad.only(made, _about("where", "clamp", "abs", "sign", "relu", "mask", "neg")))
@@ -294,7 +294,7 @@ def _lacks_inner_product(call: RecordedCall, wrong: WrongArgument) -> bool:
     for weights in (outputs[0], outputs[0].exp()):
         for dimension in range(weights.ndim):
             if not torch.allclose(weights.sum(dimension), torch.ones((), dtype=weights.dtype)):
-                continue  # no distribution
+                continue  # not a distribution
             quotient = error / weights
             spread = (quotient - quotient.mean(dimension, keepdim=True)).abs().max()
             if float(spread) <= RATIO_TOLERANCE * float(quotient.abs().max()) and weights.shape[dimension] > 2:
@@ -347,7 +347,7 @@ def _right_when_large(bad: _WrongCall) -> bool:
         larger.grad_outputs = call.grad_outputs
         grads = again(larger)
         errors.append(max(bad.nodes.distance(larger, w.index, grads[w.index]) for w in bad.wrong))
-    return errors[0] > 0 and errors[1] < errors[0] / GONE
+    return errors[0] > 0 and errors[1] < errors[0] / MIN_DECREASE
 
 
 def _assigns_part(statement: ast.stmt) -> bool:

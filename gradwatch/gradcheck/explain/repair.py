@@ -27,7 +27,7 @@ def repair(function: type[Function], is_right: Callable[[], bool]) -> Named | No
     """Return the mistake that a small change of a backward undoes: the first change that `is_right` accepts, or None.
 
     Args:
-        function: The custom Function; its backward is put back afterwards.
+        function: The custom Function; its backward is restored afterwards.
         is_right: Applies the Function and judges its gradients.
     """
     backward = method(function, "backward")
@@ -122,7 +122,7 @@ def _other_calls(node: ast.Call) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _other_dimensions(node: ast.expr) -> set[int]:
-    """Return other dimensions than a constant one; none if it is no dimension."""
+    """Return the dimensions other than a constant one; empty if the constant is not a dimension."""
     try:
         dimension = ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError):
@@ -132,7 +132,7 @@ def _other_dimensions(node: ast.expr) -> set[int]:
 
 
 def _other_products(node: ast.BinOp) -> Iterator[tuple[str, ast.expr]]:
-    """Yield a product without one factor or with its mean taken off, and sums with a multiple of one operand."""
+    """Yield a product without one factor or with its sum subtracted, and sums with a multiple of one operand."""
     left, right = node.left, node.right
     match node.op:
         case ast.Mult():

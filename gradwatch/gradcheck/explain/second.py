@@ -35,7 +35,7 @@ def second_derivatives(judge: Judge, calls: Iterable[RecordedCall], tensors: tup
     """Compare the second derivative of each custom Function with differences of its gradients.
 
     Args:
-        judge: Says which Functions may differ on purpose.
+        judge: Knows which Functions may differ on purpose.
         calls: Calls in the step; the first of each Function is checked.
         tensors: Names of the leaves that a mistake makes wrong.
     """

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from gradwatch.gradcheck.compare import LeafComparison, LeafOutcome
 from gradwatch.gradcheck.explain.wording import KIND_TEXT, listed, phrase
@@ -22,7 +23,7 @@ from gradwatch.gradcheck.stepping.tensors import inner, random_like, scale_of
 from gradwatch.probe.place import NOWHERE, Place
 
 RATIO_TOLERANCE = 1e-3
-"""Relative difference at which two ratios are one."""
+"""Maximum relative difference of two equal ratios."""
 MAX_GROUPS = 16
 """Channels of a dimension to test one by one."""
 RATES = ("lr", "rate", "eta")
@@ -120,7 +121,7 @@ def _pattern(step: CheckedStep, comparison: LeafComparison, name: str) -> tuple[
         return "double_count", math.nan
     if grad.ndim == 2 and grad.shape[0] == grad.shape[1] and _fits(comparison, name, grad.mT):
         return "transposed", math.nan
-    if _one_channel(comparison, name, value):
+    if _is_one_channel(comparison, name, value):
         return "channel", math.nan
     return "missing_term", math.nan
 
@@ -130,7 +131,7 @@ def _ratio(outcome: LeafOutcome) -> float:
 
 
 def shared_ratio(ratios: Sequence[float]) -> float:
-    """Return the ratio that all share, or nan."""
+    """Return the common ratio, or nan if the ratios differ."""
     if not ratios or not all(map(math.isfinite, ratios)):
         return math.nan
     return (
@@ -141,8 +142,6 @@ def shared_ratio(ratios: Sequence[float]) -> float:
 
 
 def _batch_sizes(step: CheckedStep) -> set[int]:
-    from torch.utils._pytree import tree_leaves
-
     return {t.shape[0] for t in tree_leaves(step.batch) if isinstance(t, Tensor) and t.ndim}
 
 
@@ -158,7 +157,7 @@ def _fits(comparison: LeafComparison, name: str, candidate: Tensor) -> bool:
     return True
 
 
-def _one_channel(comparison: LeafComparison, name: str, value: Tensor) -> bool:
+def _is_one_channel(comparison: LeafComparison, name: str, value: Tensor) -> bool:
     """Return whether the gradient is wrong for one index of a dimension only."""
     generator = torch.Generator().manual_seed(7)
     for dimension, size in enumerate(value.shape):

@@ -1,4 +1,4 @@
-"""Run a backward with another tensor instead of one that was saved: does the gradient become right?"""
+"""Run a backward with other tensors instead of the saved ones, to find one that makes the gradient right."""
 
 from __future__ import annotations
 

@@ -40,13 +40,13 @@ class Named:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return the first names, and how many follow."""
+    """Return the first names, and the number of others."""
     shown = ", ".join(f"`{n}`" for n in names[:3])
     return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def phrase(ratio: float) -> str:
-    """Return how much a gradient is too large or too small, as the end of a sentence."""
+    """Return the factor by which a gradient is too large or too small, as the end of a sentence."""
     if not math.isfinite(ratio):
         return ""
     if math.isclose(ratio, -1.0, rel_tol=1e-3):

@@ -19,7 +19,7 @@ from gradwatch.gradcheck.stepping.step import CheckedStep
 from gradwatch.gradcheck.stepping.tensors import inner, norm, random_like, scale_of
 
 NO_FIXED_POINT = 1e-2
-"""Relative residual from which the output is no fixed point of the cell."""
+"""Relative residual from which the output is not a fixed point of the cell."""
 RESIDUAL_FACTOR = 10.0
 """Factor of the error that a residual explains, within which a gradient counts as right."""
 MAX_UNROLLED = 400
@@ -36,10 +36,10 @@ def check_fixed_point(
 ) -> FixedPointCheck:
     """Check whether the gradient of a layer that solves z = cell(z, *inputs) is right, and how well it solves.
 
-    In float64, the layer's own gradient is compared with the one of the implicit function theorem, at the fixed point
-    itself. The gradient through all iterations, and differences of the solution, say whether that one is right. A wrong
-    gradient is named if it is the one of a known mistake: the adjoint solve is skipped, stops early, or uses the
-    Jacobian without transposing it. Weights, buffers and gradients are put back afterwards.
+    In float64, the layer's own gradient is compared with the gradient by the implicit function theorem at the fixed
+    point. The gradient through all iterations, and differences of the solution, show whether the latter is right. A
+    wrong gradient is named if it matches a known mistake: the adjoint solve is skipped, stops early, or uses the
+    Jacobian without transposing it. Weights, buffers and gradients are restored afterwards.
 
     Args:
         layer: Function or module of the inputs that returns the fixed point, a tensor.
@@ -49,10 +49,10 @@ def check_fixed_point(
         model: Module with the weights. If None, the modules that layer and cell hold.
 
     Returns:
-        The verdict, the residual, the contraction, and the gradient of each tensor by three ways.
+        The verdict, the residual, the contraction, and the gradient of each tensor, computed in three ways.
 
     Raises:
-        GradwatchError: The output is no tensor, or the cell returns another shape, or nothing requires a gradient.
+        GradwatchError: The output is not a tensor, or the cell returns another shape, or nothing requires a gradient.
     """
     if isinstance(layer, nn.Module) and model is None:
         model = layer
@@ -103,7 +103,7 @@ def _checked(
         unrolled = None
         if iterations <= MAX_UNROLLED:
             unrolled = errors(point.unrolled(torch.zeros_like(state), weights, math.ceil(iterations)), right)
-        # an error of the state is an error of the gradient, both amplified by 1 / (1 - contraction)
+        # the residual bounds the errors of the state and the gradient, amplified by 1 / (1 - contraction)
         tolerance = max(MAX_RIGHT_ERROR, RESIDUAL_FACTOR * exact_residual / max(1e-3, 1 - min(radius, 1.0)))
         off = errors(own, right)
         kind, text = _named(point, solution, weights, own, right, tolerance)
@@ -111,7 +111,7 @@ def _checked(
     if exact_residual > NO_FIXED_POINT or reached > MATCH_TOLERANCE:
         verdict, kind = "cannot tell", ""
         change = f"one more iteration changes it by {100 * exact_residual:.2g} %"
-        text = f"the output is no fixed point of the cell: {change}"
+        text = f"the output is not a fixed point of the cell: {change}"
     gradients = [
         ImplicitGradient(
             name=name,

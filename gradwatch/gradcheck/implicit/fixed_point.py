@@ -19,7 +19,7 @@ MAX_RESIDUAL = 1e-14
 MAX_ITERATIONS = 2000
 MAX_NEWTON = 20
 MAX_DENSE_ELEMENTS = 600
-"""Elements of a state up to which its Jacobian is made as a matrix."""
+"""Largest number of elements of a state whose Jacobian is built as a matrix."""
 POWER_ITERATIONS = 60
 
 Gradients = dict[str, Tensor]
@@ -46,7 +46,7 @@ class FixedPoint:
         return found
 
     def residual(self, state: Tensor) -> float:
-        """Return how far a state is from the next one, relative to its norm."""
+        """Return the distance of a state from the next one, relative to its norm."""
         with torch.no_grad():
             return norm(self.next(state) - state) / max(norm(state), 1e-300)
 
@@ -84,7 +84,7 @@ class FixedPoint:
         return torch.stack(rows)
 
     def terms(self, state: Tensor, weights: Tensor) -> Iterator[Tensor]:
-        """Yield the terms of the adjoint series: the weights, and each time the product of the last with the Jacobian.
+        """Yield the terms of the adjoint series: the weights, then the product of each term with the Jacobian.
 
         Their sum is the solution of the adjoint equation.
         """

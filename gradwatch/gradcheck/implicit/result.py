@@ -1,4 +1,4 @@
-"""Hold what the check of a fixed-point layer found."""
+"""Hold the result of the check of a fixed-point layer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Verdict = Literal["right", "wrong", "cannot tell"]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImplicitGradient:
-    """The gradient of one tensor, by three ways.
+    """The gradient of one tensor, computed in three ways.
 
     Args:
         name: Parameter, or `input0` and so on.
@@ -67,7 +67,7 @@ class FixedPointCheck:
         return self.verdict == "wrong"
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data; what is not a finite number is None."""
+        """Return plain data; numbers that are not finite become None."""
         return plain_fields(self) | {"code": code_of(self.kind)}
 
     def __str__(self) -> str:

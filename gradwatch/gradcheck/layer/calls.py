@@ -1,4 +1,4 @@
-"""Judge what a layer does to its input and to itself: writes in place, randomness, state, and its two modes."""
+"""Judge the side effects of a layer: writes in place, randomness, state, and its two modes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from gradwatch.gradcheck.layer.values import gradients_of
 from gradwatch.probe.nested import storage_id
 
 DROPOUT = ("native_dropout", "bernoulli_")
-"""Operations that dropout is made of."""
+"""Operations that implement dropout."""
 
 
 def leaves_input(trial: LayerTrial) -> LayerProperty:
-    """Judge whether the forward pass leaves its inputs as they were."""
+    """Judge whether the forward pass leaves its inputs unchanged."""
     for training in (True, False):
         batch = trial.batch(trial.size)
         given = [t for t in tree_leaves(batch) if isinstance(t, Tensor)]
@@ -53,7 +53,7 @@ def is_deterministic(trial: LayerTrial) -> LayerProperty:
 
 
 def keeps_no_state(trial: LayerTrial) -> LayerProperty:
-    """Judge whether a call in evaluation depends on the calls before it, and what grows with each call."""
+    """Judge whether a call in evaluation depends on earlier calls, and find attributes that grow with each call."""
     first, second = trial.batch(trial.size), trial.with_changed_sample(trial.batch(trial.size), 0)
     used, unused = trial.fresh(training=False), trial.fresh(training=False)
     states = [_state(used)]
@@ -80,7 +80,7 @@ def keeps_no_state(trial: LayerTrial) -> LayerProperty:
 
 
 def modes(trial: LayerTrial) -> LayerProperty:
-    """Judge whether every part follows `model.eval()`, and say which parts behave differently in training."""
+    """Judge whether every part follows `model.eval()`, and name the parts that behave differently in training."""
     module = trial.fresh(training=False)
     left = [n for n, m in _every_module(module).items() if m.training]
     if left:

@@ -30,7 +30,7 @@ PROPERTIES = {
     "modes": modes,
 }
 COMPARED = ("state", "samples", "modes")
-"""Properties that are judged by comparing calls, which says nothing if equal calls differ."""
+"""Properties that are judged by comparing calls. If equal calls differ, there is no verdict."""
 
 
 def check_layer(module: nn.Module, *inputs: Any, batch_axis: int | None = None) -> LayerCheck:
@@ -53,7 +53,7 @@ def check_layer(module: nn.Module, *inputs: Any, batch_axis: int | None = None) 
         batch_axis: Axis of the samples. If None, it is 0, and 1 for sequence layers of torch with `batch_first=False`.
 
     Returns:
-        One verdict per property, with the submodule and the line at fault where they are known.
+        One verdict per property, with the submodule and the line at fault, if known.
 
     Raises:
         GradwatchError: The layer does not take the inputs, or cannot be copied, or the batch has 1 sample.
@@ -81,7 +81,7 @@ def check_layer(module: nn.Module, *inputs: Any, batch_axis: int | None = None) 
 
 
 def _judged(name: str, trial: LayerTrial) -> LayerProperty:
-    """Judge one property; a trial that raises tells nothing about it."""
+    """Judge one property; if a trial raises, there is no verdict."""
     try:
         return replace(PROPERTIES[name](trial), name=name)
     except GradwatchError:

@@ -67,7 +67,7 @@ def _attempt(
     """Run the layer in a format or on a device; return the verdict if it raises."""
     try:
         done = trial.run(module, batch)
-    except NotImplementedError as error:  # torch has no kernel for the format, which is no fault of the layer
+    except NotImplementedError as error:  # torch has no kernel for the format, which is not a fault of the layer
         return LayerProperty(outcome="cannot tell", text=f"{name}: {_short(error)}")
     except Exception as error:  # the user's code may raise anything
         words = str(error)
@@ -105,7 +105,7 @@ def _blamed(text: str, module: nn.Module) -> str:
 
 
 def _plain_tensors(module: nn.Module) -> Iterator[tuple[str, str]]:
-    """Yield the tensors and layers that a module holds without registering them, with what they are."""
+    """Yield the tensors and layers that a module holds without registering them, with a remedy for each."""
     for path, part in module.named_modules():
         for name, value in part.__dict__.items():
             if name.startswith("_") and name in _OWN:

@@ -43,7 +43,7 @@ class LayerCheck:
     Args:
         layer: Class of the layer.
         properties: Verdicts, in the order of the table.
-        seconds: How long it took.
+        seconds: Duration of the check.
     """
 
     layer: str

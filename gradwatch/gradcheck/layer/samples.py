@@ -29,7 +29,7 @@ ADVICE = "if axis 1 is that of the samples, pass batch_axis=1"
 @final
 @dataclass(slots=True)
 class Mixing:
-    """Where samples affect each other in one mode of the layer.
+    """Operations through which samples affect each other in one mode of the layer.
 
     Args:
         leaks: Whether one sample of the output changes with another sample of the input.
@@ -120,7 +120,7 @@ def unpaired_samples(trial: LayerTrial) -> LayerProperty:
 
 
 def find_mixing(trial: LayerTrial, *, training: bool) -> Mixing:
-    """Change one sample after the other, and follow which values change with it."""
+    """Change one sample after another, and follow which values change with it."""
     n = trial.prime
 
     def passed(inputs: tuple[object, ...], dtype: torch.dtype | None) -> Pass:

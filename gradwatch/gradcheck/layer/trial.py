@@ -153,7 +153,7 @@ class LayerTrial:
         return Pass([t for t in tree_leaves(out) if isinstance(t, Tensor)], recorder.operations)
 
     def reset_random(self, seed: int | None = None) -> None:
-        """Put the random generators into the state of the start, or seed torch's."""
+        """Reset the random generators to their first state, or seed torch's."""
         set_random_state(self.random)
         if seed is not None:
             torch.manual_seed(seed)

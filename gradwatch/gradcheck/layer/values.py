@@ -140,7 +140,7 @@ def gradients_of(
 
 
 def _non_finite(trial: LayerTrial, module: nn.Module, batch: tuple[Any, ...]) -> str:
-    """Return what is not finite: an output, or a gradient; empty if all are. An output of -inf may be a mask."""
+    """Return the value that is not finite: an output or a gradient; or an empty string. A mask may be -inf."""
     done, gradients = gradients_of(trial, module, batch)
     floats = [t.detach() for t in done.outputs if is_continuous(t)]
     if any(bool((~torch.isfinite(t) & ~_is_negative_infinity(t)).any()) for t in floats):

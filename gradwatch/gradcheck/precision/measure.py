@@ -65,7 +65,7 @@ def precision(
 
     The step runs once per format. Every operation runs a second time in float64, on float64 copies of its arguments, so
     that its relative error is known, forward and backward. An operation loses the digits that are wrong in its result
-    and were right in its arguments. Weights, buffers, gradients and random generators are put back afterwards.
+    and were right in its arguments. Weights, buffers, gradients and random generators are restored afterwards.
 
     Args:
         step: Function of the batch that returns the loss. Its backward pass is run afterwards, unless the step ran it.
@@ -74,11 +74,11 @@ def precision(
         model: Model that the step uses. If None, the modules that the step holds are used.
         formats: Some of fp32, bf16 and fp16. The half formats run under autocast.
         whole: Whether to convert the model and the batch to the half formats instead of autocast.
-        scaler: Whether fp16 multiplies the loss as a GradScaler does, if the step leaves the backward pass to us.
+        scaler: Whether fp16 multiplies the loss as a GradScaler does, if the step runs no backward pass itself.
 
     Returns:
-        For each format the digits of the loss and the gradients, the operations that lose digits, and how far the
-        largest value is from an overflow; and the unstable formulas in the graph of the loss.
+        For each format the digits of the loss and the gradients, the operations that lose digits, and the distance of
+        the largest value from an overflow; and the unstable formulas in the graph of the loss.
 
     Raises:
         GradwatchError: A format is unknown, or nothing requires a gradient.
@@ -133,7 +133,7 @@ def _measured(
         modules = ModuleStack(setting.model)
         tracer = PrecisionTracer(modules, within=CheckedStep.scalar.__code__)
         with step.placed(), torch.enable_grad(), modules:
-            _know_originals(tracer, step, setting)
+            _register_originals(tracer, step, setting)
             loss, formulas, scale = _passes(step, tracer, scale)
             return _report(tracer, step, name, loss, is_whole=setting.is_whole and is_half, scale=scale), formulas
     finally:
@@ -157,8 +157,8 @@ def _passes(
     return loss, formulas, scale
 
 
-def _know_originals(tracer: PrecisionTracer, step: CheckedStep, setting: Setting) -> None:
-    """Tell the tracer the values of tensors before their conversion, the rounding of which is an error too."""
+def _register_originals(tracer: PrecisionTracer, step: CheckedStep, setting: Setting) -> None:
+    """Register the values of tensors before their conversion, since its rounding is an error too."""
     pairs = list(step.originals)
     batch = (t for t in tree_leaves(setting.batch) if isinstance(t, Tensor))
     pairs += zip((t for t in tree_leaves(step.batch) if isinstance(t, Tensor)), batch, strict=True)
@@ -191,7 +191,7 @@ def _formulas(tracer: PrecisionTracer, loss: Tensor) -> tuple[LatentFormula, ...
 def _report(
     tracer: PrecisionTracer, step: CheckedStep, name: Format, loss: Tensor, *, is_whole: bool, scale: float
 ) -> FormatReport:
-    """Return what a run showed."""
+    """Return the report of a run."""
     shadows = tracer.shadows
     with torch.no_grad(), contextlib.suppress(RuntimeError):
         loss_error = compared(loss.detach(), shadows.of(loss.detach()))[0]

@@ -51,7 +51,7 @@ def ranked(measured: Iterable[Measured]) -> tuple[LostDigits, ...]:
 
 
 def nearest_overflow(measured: Iterable[Measured], dtype: torch.dtype) -> Reach | None:
-    """Return the operation in a format whose result comes nearest to its largest number."""
+    """Return the operation whose result is nearest to the largest number of a format."""
     found = [m for m in measured if m.dtype == dtype and m.grows and m.top > 0 and math.isfinite(m.top)]
     if not found:
         return None

@@ -14,7 +14,7 @@ Phase = Literal["forward", "backward"]
 MAX_SHOWN = 5
 """Operations to print for each format and phase."""
 LEAST_LOST = 0.5
-"""Digits that an operation loses, at least, to be worth a line."""
+"""Minimum number of digits that an operation must lose to be printed."""
 
 
 @final
@@ -51,7 +51,7 @@ class LostDigits:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """The operation that comes nearest to the largest number of its format.
+    """The operation whose result is nearest to the largest number of its format.
 
     Args:
         place: Operation, module and line.
@@ -166,7 +166,7 @@ class Precision:
         return next(report for report in self.formats if report.format == name)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data; what is not a finite number is None."""
+        """Return plain data; numbers that are not finite become None."""
         return plain_fields(self)
 
     def __str__(self) -> str:
@@ -182,7 +182,7 @@ class Precision:
 
 
 def located(what: str, module: str, place: Place) -> str:
-    """Return an operation or a formula with its module and line, for people."""
+    """Return an operation or a formula with its module and line, for display."""
     return what + (f" in `{module}`" if module else "") + (f" ({place})" if place else "")
 
 

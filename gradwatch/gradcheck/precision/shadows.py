@@ -25,7 +25,8 @@ class Twin:
 
     Args:
         base: Its values in float64 or complex128, flat; integers as they are.
-        memory: Tells whether the memory is still there; as long as this exists, no other memory has its place.
+        memory: Shows whether the memory still exists. As long as this reference lives, no other memory gets its
+            address.
         error: Relative error of the values that were last written.
         top: Largest magnitude that was last written.
     """
@@ -38,7 +39,7 @@ class Twin:
 
 @final
 class Shadows:
-    """The twins of all tensors that a step has met.
+    """The twins of all tensors that a step has used.
 
     A twin belongs to a memory and not to a tensor, so that views and writes in place need no care.
     """
@@ -52,11 +53,11 @@ class Shadows:
         self.of(tensor).copy_(values)
 
     def twin(self, tensor: Tensor) -> Twin | None:
-        """Return the twin of a tensor's memory, or None if it has not been met."""
+        """Return the twin of a tensor's memory, or None if there is none yet."""
         return self._twins.get(storage_id(tensor)) if tensor.layout == torch.strided else None
 
     def of(self, tensor: Tensor) -> Tensor:
-        """Return the twin of a tensor; of one that was not met before, its own values are exact."""
+        """Return the twin of a tensor. The values of a new tensor count as exact."""
         if tensor.layout != torch.strided or type(tensor) not in (Tensor, torch.nn.Parameter):
             return tensor.to(torch.float64) if tensor.is_floating_point() else tensor
         twin = self._twins.get(storage_id(tensor))
@@ -120,7 +121,7 @@ class Shadows:
         return twin is None or twin.memory.expired()
 
     def _adopt(self, results: Sequence[Tensor]) -> None:
-        """Take the values of tensors for exact."""
+        """Count the values of tensors as exact."""
         for result in results:
             self.of(result).copy_(result)
 

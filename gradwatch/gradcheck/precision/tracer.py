@@ -23,7 +23,7 @@ from gradwatch.replay.locate.operation_log import OperationLog
 from gradwatch.replay.locate.records import Operation
 
 FILLING = ("fill", "fill_", "full", "full_like", "masked_fill", "masked_fill_", "new_full", "scalar_tensor", "where")
-"""Operations that put a number of the user into a tensor, such as the lowest number of a format for a mask."""
+"""Operations that write a user's number into a tensor, such as the lowest number of a format for a mask."""
 MAX_ZERO_FRAC = 1e-11
 """Size of a result, relative to the largest argument, at which it is 0 but for the rounding of float64."""
 
@@ -31,7 +31,7 @@ MAX_ZERO_FRAC = 1e-11
 @final
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One operation with what it does to the digits.
+    """One operation, with its effect on the digits.
 
     Args:
         operation: Its name, line and module.
@@ -54,7 +54,7 @@ class Measured:
 
 @final
 class PrecisionTracer(TorchDispatchMode):
-    """Run every operation a second time on float64 twins, and measure how far the results are apart.
+    """Run every operation a second time on float64 twins, and measure the distance of the results.
 
     Args:
         modules: Provides the names of modules; entered by the caller.
@@ -119,7 +119,7 @@ class PrecisionTracer(TorchDispatchMode):
 
 
 def compared(tensor: Tensor, twin: Tensor) -> tuple[float, float, float, int, int]:
-    """Return relative error, norm and largest magnitude of the exact values, and how many were flushed of how many.
+    """Return relative error, norm and largest magnitude of the exact values, and the numbers of flushed and all values.
 
     Args:
         tensor: Values of any floating-point format.

@@ -35,7 +35,7 @@ class Cut:
     Args:
         place: The line of the user's code.
         value: The value in the first run.
-        on_purpose: Why the cut is taken for deliberate, or an empty string.
+        on_purpose: Reason why the cut counts as deliberate, or an empty string.
         source: Identity of the module whose output was detached, or 0.
         is_outside: Whether a tensor was detached outside of all modules.
         within: Identities of the modules that run without a graph, if one does.
@@ -102,7 +102,7 @@ class GraphCuts(TorchFunctionMode):
         if self._log.depth or is_inner_pass():
             return func(*args, **(kwargs or {}))
         self._backwards += func is Tensor.backward
-        is_cut = _cuts(func, args) and not (self._fills and self._keeps_account(args))
+        is_cut = _cuts(func, args) and not (self._fills and self._reads_number(args))
         result = func(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
         if self._held is None and _writes(name, kwargs) and args and isinstance(args[0], Tensor):
@@ -129,13 +129,13 @@ class GraphCuts(TorchFunctionMode):
         return tree_map_only(Tensor, lambda t: t.clone(), kept)
 
     def _carry(self, value: Any, result: Any) -> None:
-        """Count a tensor with the values of another one as the output of the same module."""
+        """Register a tensor with the values of another one as an output of the same module."""
         source = self._outputs.get(id(value))
         if source is not None and isinstance(result, Tensor):
             self._outputs[id(result)] = source
             self._alive.append(result)
 
-    def _keeps_account(self, args: Any) -> bool:
+    def _reads_number(self, args: Any) -> bool:
         """Return whether a cut reads a number outside of modules, in a step that runs its own backward pass."""
         return not self._stack and bool(args) and isinstance(args[0], Tensor) and args[0].numel() == 1
 

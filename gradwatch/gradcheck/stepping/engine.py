@@ -1,4 +1,4 @@
-"""Replace the function of torch that every backward pass goes through."""
+"""Replace the function of torch that runs every backward pass."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def backward_engine() -> Any:
 
 
 def put_engine(run: Any) -> None:
-    """Let another function run backward passes."""
+    """Make another function run backward passes."""
     for place in PLACES:
         setattr(place, ENGINE, run)
 

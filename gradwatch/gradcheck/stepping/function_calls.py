@@ -1,4 +1,4 @@
-"""Record every call of a custom autograd Function in a step, and hold chosen ones to what their backward declares."""
+"""Record every call of a custom autograd Function in a step, and replace chosen ones by their declared gradients."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class RecordedCall:
 
 
 def is_deliberate(function: type[Function]) -> bool:
-    """Return whether a Function says that its backward is not the derivative of its forward."""
+    """Return whether a Function declares that its backward is not the derivative of its forward."""
     return getattr(function, "deliberate", False) is True
 
 
@@ -152,7 +152,7 @@ class CallLog:
         return original(*args)
 
     def backward(self, original: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """Run the backward of a Function, and record what it got and returned."""
+        """Run the backward of a Function, and record its arguments and its result."""
         ctx, *grads = args
         call = next((c for c in self.calls if c.ctx is ctx), None) if self.copies else None
         given = copied(tuple(grads)) if call else ()

@@ -1,4 +1,4 @@
-"""Save everything that a step can reach and change, and put it back in place."""
+"""Save everything that a step can reach and change, and restore it in place."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ class ReachedState:
         self.found = list(seen.values())
 
     def restore(self) -> None:
-        """Put everything back as it was, bit for bit."""
+        """Restore everything, bit for bit."""
         for undo in self._undo_hooks:
             undo()
         self.rewind()
 
     def rewind(self) -> None:
-        """Put everything but the hooks of modules back, for another run of the step."""
+        """Restore everything but the hooks of modules, for another run of the step."""
         for undo in reversed(self._undo):  # a gradient before its tensor, whose format it must have
             undo()
         set_random_state(self._random)

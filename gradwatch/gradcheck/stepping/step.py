@@ -126,7 +126,7 @@ class CheckedStep:
             return to_float(self.scalar(*self.batch).detach())
 
     def gradients(self) -> Gradients:
-        """Run forward and backward, and return what the step fills in; the state is reset before, not after."""
+        """Run forward and backward, and return the gradients; the state is reset before, not after."""
         with self.placed(), torch.enable_grad(), counted(self.model, self.samples) as count:
             loss = self.scalar(*self.batch)
             self.fills = any(t.grad is not None for t in self.leaves.values())
@@ -176,7 +176,7 @@ class CheckedStep:
             self._needs_graph, self.around = before, nullcontext
 
     def restore(self) -> None:
-        """Put the user's objects back as they were."""
+        """Restore the user's objects."""
         self._before.restore()
 
     @property
@@ -204,7 +204,7 @@ class CheckedStep:
         return other
 
     def locate_home(self) -> None:
-        """Take the values of the leaves and of the batch for the first point."""
+        """Make the present values of the leaves and the batch the first point."""
         self._others = [t for t in tree_leaves(self.batch) if isinstance(t, Tensor) and not t.requires_grad]
         self.point = Point(
             {n: t.detach().clone() for n, t in self.leaves.items()}, [t.detach().clone() for t in self._others]
@@ -247,7 +247,7 @@ class CheckedStep:
         return torch.stack([p.real if p.is_complex() else p for p in parts]).sum()
 
     def _save(self) -> ReachedState:
-        leaves = {id(t) for t in self.leaves.values()}  # each run puts them in place
+        leaves = {id(t) for t in self.leaves.values()}  # each run sets them
         return ReachedState(self.model, *self.functions, copies=lambda t: id(t) not in leaves)
 
     def _widen(self) -> None:

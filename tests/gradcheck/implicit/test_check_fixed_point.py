@@ -115,14 +115,14 @@ def test_a_loose_tolerance_is_no_mistake_of_the_gradient():
     assert found.gradients[0].error > 1e-5, "it is off by what the residual explains"
 
 
-def test_an_output_that_is_no_fixed_point_cannot_be_told():
+def test_an_output_that_is_not_a_fixed_point_cannot_be_checked():
     layer = Layer()
     x = torch.randn(6, SIZE)
 
     found = gradwatch.check_fixed_point(layer, x, cell=lambda z, x: layer.cell(z, x) + 0.5)
 
     assert found.verdict == "cannot tell"
-    assert "is no fixed point" in found.text
+    assert "is not a fixed point" in found.text
 
 
 def test_a_layer_that_solves_by_newton_where_iterating_diverges_is_right():
