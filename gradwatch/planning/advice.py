@@ -1,4 +1,4 @@
-"""Find what makes a training fit into a budget of memory: the largest batch, and changes with their price."""
+"""Find ways to fit a training into a memory budget: the largest batch, and changes with their price."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FUSED_KINDS = ("Adam", "AdamW", "SGD", "Adagrad")
 
 
 class Effect(enum.IntEnum):
-    """What a change does to the weights that are trained, the least first."""
+    """Effects of a change on the trained weights, the smallest first."""
 
     NONE = 0
     ROUNDING = 1
@@ -52,8 +52,8 @@ class Advice:
         effect: Its effect on the training.
         peak_bytes: Peak of the changed config.
         saved_bytes: Bytes by which the peak falls.
-        extra_work: Work of a step that comes on top, relative to that without the change: the time paid, if the device
-            is busy all the time.
+        extra_work: Additional work of a step, relative to its work without the change: the additional time, if the
+            device is always busy.
         fits: Whether the changed config fits into the budget.
     """
 
@@ -78,9 +78,9 @@ class Advised:
 
     Args:
         budget: Bytes that the training may take.
-        fits: Whether it fits as it is.
+        fits: Whether it fits without a change.
         largest_batch: Largest `data.batch_size` that fits, at most the samples of the data; 0 if none does.
-        changes: Changes that save memory, those that fit and do least first.
+        changes: Changes that save memory: those that fit first, then by effect and cost.
     """
 
     budget: int
@@ -173,7 +173,7 @@ class Advisor:
             yield SGD
 
     def _combined(self, single: Sequence[_Change]) -> Iterator[_Change]:
-        """Yield changes together that can fit: what alters the training least first, with the fewest micro-batches."""
+        """Yield combinations of changes that can fit: the smallest effect first, with the fewest micro-batches."""
         base: _Change | None = None
         for change in (c for c in single if c.name == "sqrt" or c in (OFFLOADING, BF16, EIGHT_BIT, SGD)):
             base = base + change if base else change
@@ -238,7 +238,7 @@ class Advisor:
     def _advice(self, change: _Change) -> Advice | None:
         try:
             plan = self._plan(change.changes)
-        except GradwatchError:  # the settings do not go together, such as the options of another optimizer
+        except GradwatchError:  # the settings do not fit together, such as the options of another optimizer
             return None
         return Advice(
             name=change.name,

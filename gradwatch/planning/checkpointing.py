@@ -38,8 +38,8 @@ def checkpointing_choices(planner: Planner, budget: int, *, rows: Plan | None = 
 
     Args:
         planner: Plans the step, which recomputes nothing by itself.
-        budget: Bytes that the training may take. A choice that does not meet it is the one that comes closest.
-        rows: Measured plan, whose times are the cost of each module; by default, its work is.
+        budget: Bytes that the training may take. If no choice of a kind fits, the closest one is yielded.
+        rows: Measured plan, whose times are the costs of the modules; by default, their work is.
     """
     yield from _segments(planner, budget)
     yield from _without_matmuls(planner, budget)
@@ -63,7 +63,7 @@ def cheapest_choice(planner: Planner, budget: int) -> Recomputation | None:
 
 
 def settle(planner: ConfigPlanner) -> Recomputation | None:
-    """Choose for the budget in the planner's config, and let the planner plan with the choice from now on.
+    """Choose for the budget in the planner's config, and apply the choice to all later plans.
 
     Returns:
         The choice, or None if the config names no budget.
@@ -94,8 +94,8 @@ def settle(planner: ConfigPlanner) -> Recomputation | None:
 def _optimal_modules(planner: Planner, budget: int, rows: Plan | None) -> Iterator[Recomputation]:
     """Yield the cheapest choice of modules whose plan fits, or if none does, the one with the lowest peak.
 
-    The memory of a step without its saved activations depends on the choice. So the limit of the activations
-    moves by what the plan of the last choice is off, and is halved between a limit that fits and one that does not.
+    The memory of a step without its saved activations depends on the choice. So the limit of the activations moves by
+    the error of the last plan, and is halved between a limit that fits and one that does not.
     """
     plain = planner.plan()
     tree = ModuleTree.of((rows or plain).modules)

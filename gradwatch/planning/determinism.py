@@ -25,8 +25,8 @@ class DeterminismPrice:
     Args:
         plain_ms: Median milliseconds without them.
         deterministic_ms: Median milliseconds with them.
-        spread: Half of the distance between the quartiles of the ratios of the pairs: what the machine adds by chance.
-        refusal: Why the step cannot be made with them, such as an operation that has none; then the times are nan.
+        spread: Half of the distance between the quartiles of the ratios of the pairs: the noise of the machine.
+        refusal: Reason why the step cannot run with them, such as an operation that has none; the times are then nan.
     """
 
     plain_ms: float = float("nan")
@@ -53,7 +53,7 @@ class DeterminismPrice:
 
 
 def price_of_determinism(planner: ConfigPlanner) -> DeterminismPrice:
-    """Make steps with and without deterministic algorithms by turns, so that a change of the machine meets both."""
+    """Alternate steps with and without deterministic algorithms, so that a change of the machine affects both."""
     with preserved_random_state():
         training, window = planner.real_step()
         stepper, read = training.stepper(), wall_clock(training.device)

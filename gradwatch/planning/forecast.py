@@ -10,7 +10,7 @@ from gradwatch.planning.training import ConfigPlanner
 from gradwatch.train.training_state import TrainingState
 
 MAX_SHARE = 0.05
-"""Most of the time of a training that its plan may take on top."""
+"""Maximum time of a plan, as a fraction of the time of the training."""
 LOADING_S, SECONDS_PER_TENSOR = 0.5, 0.05
 """Time to load the planner, and of a plan for each parameter: 14 to 51 ms for the shipped configs, on one core."""
 

@@ -27,7 +27,7 @@ class Purpose(enum.StrEnum):
 
 
 CUDA_BLOCK_BYTES = 512
-"""Bytes of which the blocks of torch's allocator on CUDA are multiples, see `kMinBlockSize` in CUDACachingAllocator."""
+"""Size that divides all blocks of torch's CUDA allocator; see `kMinBlockSize` in CUDACachingAllocator."""
 
 
 def block_bytes(nbytes: int, device: str) -> int:
@@ -41,7 +41,7 @@ def no_bytes() -> dict[Purpose, int]:
 
 
 def dense(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield the tensors that hold the numbers of a tensor: itself, or those inside of a packed one."""
+    """Yield the tensors that hold the numbers of a tensor: itself, or the tensors inside a wrapper."""
     if not is_traceable_wrapper_subclass(tensor):
         yield tensor
         return
@@ -66,7 +66,7 @@ class Ledger:
 
     Args:
         device: Type of the device to count on, such as `cpu`.
-        shares: Fractions of the parts of which to find the peaks too, as if a device held no more of them.
+        shares: Fractions of the parts for further peaks, as if a device held only these fractions.
 
     Attributes:
         live: Bytes now, by part.

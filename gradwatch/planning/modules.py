@@ -1,4 +1,4 @@
-"""Record what each module of a model does in a step: shapes, saved tensors, operations and time."""
+"""Record the shapes, saved tensors, operations and time of each module of a model in a step."""
 
 from __future__ import annotations
 

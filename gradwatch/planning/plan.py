@@ -34,7 +34,7 @@ def plan(
 
     The step is traced with tensors that have shapes but no data, so a model of any size takes seconds and no memory;
     it may be on the meta device. A step that branches on the values of tensors is run instead, twice, with real
-    tensors; then times are measured too. Weights, buffers, optimizer state and random generators are as before.
+    tensors; then times are measured too. Weights, buffers, optimizer state and random generators stay unchanged.
 
     Args:
         model: Model that is trained.
@@ -42,8 +42,8 @@ def plan(
             makes them. Gradients are cleared before each step.
         batch: Parts of the batch.
         optimizer: Makes the update; if None, the plan ends with the backward pass.
-        budget: Bytes that the step may take, or a size such as `8GB`. If the step takes more, the plan has in
-            `recomputations` which modules to recompute.
+        budget: Bytes that the step may take, or a size such as `8GB`. If the step takes more, `recomputations` of the
+            plan lists modules to recompute.
 
     Returns:
         The peak, its parts, and a row for each module.
@@ -115,7 +115,7 @@ def _device(model: nn.Module) -> torch.device:
 def _whole_step(
     model: nn.Module, step: Callable[..., Any], batch: tuple[Any, ...], optimizer: torch.optim.Optimizer | None
 ) -> Callable[[int], float]:
-    """Return a function that clears the gradients, runs the step, and adds what it leaves out."""
+    """Return a function that clears the gradients, runs the step, and adds a missing backward pass or update."""
     updates: list[None] = []
 
     def run(number: int) -> float:
@@ -139,7 +139,7 @@ def _whole_step(
 
 @contextlib.contextmanager
 def _preserved(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[None]:
-    """Put back weights, buffers, gradients, random generators and optimizer state at the end of a `with` block."""
+    """Restore weights, buffers, gradients, random generators and optimizer state at the end of a `with` block."""
     values = [(p, p.detach().clone()) for p in model.parameters()]
     state = copy.deepcopy(optimizer.state_dict()) if optimizer else None
     with preserved_random_state(), untouched(model, list(model.parameters())):

@@ -48,12 +48,12 @@ class ModuleTree:
 
 
 _Names: TypeAlias = "tuple[str, _Names] | None"
-"""Names as a linked list, so that states share what they have in common."""
+"""Names as a linked list, so that states share common parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """Bytes that are stored after some modules, what recomputing costs, and the modules chosen so far."""
+    """Bytes that are stored after some modules, the cost of recomputing, and the modules chosen so far."""
 
     stored: int
     cost: float
@@ -63,8 +63,9 @@ class _State:
 def cheapest_recomputation(root: ModuleTree, limit: int, device: str) -> tuple[str, ...] | None:
     """Return the names of the modules whose recomputation costs least, or None if no choice stays within a limit.
 
-    A recomputed module keeps its inputs. In its own backward pass, all that it saves is there once more, beside what
-    the modules before it keep. So recomputing the last module saves nothing, unless something larger comes after it.
+    A recomputed module keeps its inputs. In its own backward pass, everything that it saves is in memory again, in
+    addition to what earlier modules keep. So recomputing the last module saves nothing, unless something larger comes
+    after it.
 
     Args:
         root: The model.
@@ -94,7 +95,7 @@ def _after(node: ModuleTree, states: list[_State], limit: int, device: str, *, i
 
 
 def _best(states: Sequence[_State]) -> list[_State]:
-    """Return the states that no other one beats in both bytes and cost; of very many, one for each step of bytes."""
+    """Return the states that no other state beats in both bytes and cost; if there are many, one per step of bytes."""
     best: list[_State] = []
     for state in sorted(states, key=lambda s: (s.stored, s.cost)):
         if not best or state.cost < best[-1].cost:

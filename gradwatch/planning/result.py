@@ -34,14 +34,14 @@ class ModuleRow:
         saved_bytes: Bytes that the graph keeps for its backward pass, each storage counted where it is saved first.
         saved_tensors: Tensors that the graph keeps.
         saved_views: Of these, tensors in a storage that is kept anyway: a view, an input saved before, or a weight.
-        input_bytes: Bytes of the inputs that nothing else has saved: what stays if the module is recomputed.
-        flops: Floating-point operations of its forward pass: what it costs to recompute the module, together with
-            `moved_bytes`.
+        input_bytes: Bytes of the inputs that nothing else has saved. They stay if the module is recomputed.
+        flops: Floating-point operations of its forward pass: together with `moved_bytes`, the cost of recomputing the
+            module.
         moved_bytes: Bytes that its other operations read and write in its forward pass.
         forward_ms: Time of its forward pass; nan if the step was traced without data.
         backward_ms: Time of its backward pass, as `forward_ms`.
         order: Number of its first call among the calls of all modules; -1 if it was not called.
-        is_repeatable: Whether it was called once, with distinct tensors, and left its inputs as they were.
+        is_repeatable: Whether it was called once, with distinct tensors, and left its inputs unchanged.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Recomputation:
         setting: The choice as `train.activation_checkpointing` of a config takes it, such as `{"modules": [...]}`.
         peak_bytes: Peak of the step with it.
         saved_bytes: Bytes by which the peak falls.
-        extra_work: Work of the step that comes on top, relative to that without the choice.
+        extra_work: Additional work of the step, relative to its work without the choice.
         fits: Whether the peak is within the budget.
     """
 
@@ -109,8 +109,8 @@ class Plan:
         device: Type of the device that is counted.
         is_traced: Whether the step was traced without data, not run.
         notes: Sentences on what the plan leaves out.
-        shared_peaks: Peaks for the fractions of the parts that the trace was asked for.
-        recomputations: What can be recomputed for the budget that was asked for, those that fit and cost least first.
+        shared_peaks: Peaks for the requested fractions of the parts.
+        recomputations: Choices of modules to recompute for the requested budget, those that fit and cost least first.
     """
 
     peak_bytes: int

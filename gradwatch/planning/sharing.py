@@ -22,7 +22,7 @@ class Sharing:
         name: Short name, such as `fsdp2`.
         text: Effect of the way to share.
         shares: Fraction of each part that the device holds; 1 for the others.
-        extra_bytes: Bytes that it takes on top.
+        extra_bytes: Additional bytes.
         price: Its cost, in words.
         setting: Value of `train.parallel`, or None if a config has no setting for it.
     """
@@ -43,7 +43,7 @@ class SharedPlan:
     Args:
         sharing: The way.
         peak_bytes: Peak of the device.
-        saved_bytes: Bytes by which it is below that without the way; negative if it is above.
+        saved_bytes: Bytes saved, compared with no sharing; negative if sharing needs more.
     """
 
     sharing: Sharing
@@ -64,8 +64,9 @@ class SharedPlan:
 def plan_ranks(planner: ConfigPlanner, ranks: int) -> tuple[SharedPlan, ...]:
     """Return the peak of one of several ranks, which share each batch, for each way to share the rest.
 
-    Bytes in addition to the step count as if they were allocated all the time: in the buckets of DDP, a copy of the
-    gradients; of FSDP2, the gathered weights of two blocks and of what is in no block, with the gradients of one.
+    Bytes in addition to the step count as if they were allocated all the time: for the buckets of DDP, a copy of the
+    gradients; for FSDP2, the gathered weights of two blocks and of the modules outside of blocks, with the gradients of
+    one.
     """
     changes = {"data.batch_size": max(1, -(-planner.config.data.batch_size // ranks))}
     plain = planner.plan(changes)

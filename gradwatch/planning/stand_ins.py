@@ -46,7 +46,7 @@ class StandIns:
 def replaced(
     model: nn.Module, optimizer: torch.optim.Optimizer | None, of: Callable[[Tensor], Tensor]
 ) -> Iterator[None]:
-    """Replace all tensors of a model and its optimizer in a `with` block, and put the real ones back.
+    """Replace all tensors of a model and its optimizer in a `with` block, and restore the real ones.
 
     Args:
         model: Parameters and buffers are replaced in its modules.

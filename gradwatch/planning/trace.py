@@ -37,14 +37,14 @@ def trace(
 
     Args:
         run: Makes one step: forward and backward passes, and the update. Called with the number of the step, 0 or 1;
-            returns how many times the operations of the step it stands for are those that it ran.
+            returns the operations of the whole step, as a multiple of those that it ran.
         batch: Nested tensors that the caller holds during the step.
         model: Its tensors are those that the step uses.
         optimizer: Makes the update; or None.
         device: Device to count on.
         mode: Mode of the model's tensors if they have no data, or None to run with real ones and measure time.
         notes: Sentences on what the plan leaves out.
-        shares: Fractions of the parts of which to find the peaks too.
+        shares: As in `Ledger`.
         has_device_memory: Whether the planned device has its own memory, like a GPU.
     """
     ledger = Ledger(device=device.type, shares=shares)
@@ -144,7 +144,7 @@ def _labelled(ledger: Ledger, model: nn.Module, optimizer: torch.optim.Optimizer
 def _updates_by_foreach(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """In a `with` block, update all tensors at once if a group leaves it to torch, as on a GPU.
 
-    Tensors without data torch would update one after the other, which needs less memory.
+    Torch would update tensors without data one after another, which needs less memory.
     """
     chosen = [
         group

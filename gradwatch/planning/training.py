@@ -104,7 +104,7 @@ class ConfigPlanner:
         return training, list(itertools.islice(training.batches.epoch(0), training.config.train.accumulate))
 
     def scaled_peaks(self, changes: Changes, shares: Sequence[Mapping[Purpose, float]]) -> tuple[float, ...]:
-        """Return the peaks of the config with some changes if the device held fractions of the parts alone."""
+        """Return the peaks of the config with some changes, if the device held only fractions of the parts."""
         try:
             return self.traced(changes, shares=shares).shared_peaks
         except GradwatchError:
@@ -200,7 +200,7 @@ def plan_step(
         mode: As in `trace`.
         notes: As in `trace`.
         shares: As in `trace`.
-        has_device_memory: Whether the device that is planned has memory of its own, as a GPU.
+        has_device_memory: Whether the planned device has its own memory, like a GPU.
     """
     clip = training.config.train.clip
     # larger than the limit, so that the gradient is clipped

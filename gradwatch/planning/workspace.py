@@ -1,4 +1,4 @@
-"""Measure the workspace of operations, which their kernels allocate where no operation shows it."""
+"""Measure the workspace of operations, which their kernels allocate without a visible operation."""
 
 # B = samples of a batch
 
@@ -62,7 +62,7 @@ TRIED_ON_GPU = {
 }
 """Operations whose kernels take workspace on a GPU, and for which zeros are valid arguments.
 
-No others are tried: some read memory of the host or assert what their arguments are, and would end the process.
+No others are tried: some read host memory or assert properties of their arguments, and would end the process.
 """
 
 
@@ -77,7 +77,7 @@ class _Form:
     is_of_batch: bool = False
 
     def zeros(self, samples: int) -> Tensor:
-        """Return such a tensor."""
+        """Return a tensor of this form, filled with zeros."""
         size = (samples, *self.shape) if self.is_of_batch else self.shape
         return torch.empty_strided(size, self.stride, dtype=self.dtype, device=self.device).zero_()
 
