@@ -1,4 +1,4 @@
-"""Make the inputs that a map is measured from: nothing, the average, and a blurred or random sample."""
+"""Make the baselines of a map: zeros, the average, and a blurred or random sample."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ ReasonKind = Literal[
 
 
 class Reason(NamedTuple):
-    """Why a map does not hold.
+    """A reason why a map does not hold.
 
     Attributes:
         kind: Kind of the problem.

@@ -66,7 +66,7 @@ class Mapper:
     def __call__(self, point: Tensor, baseline: Tensor) -> Map:
         """Return the map of a point, measured from a baseline."""
         with warnings.catch_warnings():
-            # Captum says that it makes the inputs require gradients
+            # Captum warns that it makes the inputs require gradients
             warnings.filterwarnings("ignore", category=UserWarning, module=r"captum\.")
             match self.method:
                 case "saliency":
@@ -93,7 +93,7 @@ class Mapper:
             steps *= 2
 
     def _smoothgrad(self, point: Tensor, baseline: Tensor) -> Map:
-        """Return the mean gradient under noise, with as many samples as its standard error asks for."""
+        """Return the mean gradient under noise, with as many samples as its standard error requires."""
         tunnel = self._captum.NoiseTunnel(self._captum.Saliency(self._score))
         samples = self._limits.min_noise_samples
         common = {"stdevs": noise_of(point, self._limits), "abs": False, "nt_samples_batch_size": BATCH}
@@ -136,10 +136,10 @@ class Mapper:
 
 
 def relative_gap(score: Score, contributions: Tensor, point: Tensor, baseline: Tensor) -> float:
-    """Return how far the sum of contributions is from the change of the score.
+    """Return the distance of the sum of contributions from the change of the score.
 
     Returns:
-        The difference over the sum of the contributions' magnitudes, or over the change where that is larger.
+        The difference over the sum of the contributions' magnitudes, or over the change if that is larger.
     """
     change = float(score.values(point) - score.values(baseline))
     total, size = float(contributions.double().sum()), float(contributions.double().abs().sum())

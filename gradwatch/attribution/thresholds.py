@@ -29,7 +29,7 @@ class Thresholds:
         removal_steps: Steps in which the features are removed.
         better_orders: Share of the random orders that may remove the score faster than the map.
         spread: Standard deviation of the random orders, over the largest effect, below which the order is irrelevant.
-        min_features: Features from which a deletion test can tell: 4 features have 24 orders, so that one order is
+        min_features: Minimum number of features for a deletion test: 4 features have 24 orders, so that one order is
             less than 5 % of them.
         deviations: Standard errors between a measured number and its threshold that decide a verdict.
         min_noise_samples: Samples of SmoothGrad at first; they are doubled until the standard error is small enough.
