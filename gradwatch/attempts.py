@@ -73,7 +73,7 @@ class Attempts:
         """Count an attempt.
 
         Args:
-            part: Name of the part, in words for people, such as `the batch hash`.
+            part: Display name of the part, such as `the batch hash`.
             error: The exception of the attempt, or None if it succeeded.
             place: Name of a place in the part. Failures in a row are counted for each place.
             is_last: Whether there is no further attempt, so that a failure leaves the part out.

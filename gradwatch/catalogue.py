@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Cost(NamedTuple):
-    """When a statistic is measured, and what that takes.
+    """When a statistic is measured, and the cost.
 
     Args:
         text: Steps at which it is measured, and the reads that this takes.

@@ -136,9 +136,9 @@ MIXED_AXES = EventKind(
 )
 SEQUENCE_AXIS = EventKind(
     name="graph-sequence-axis",
-    meaning="A recurrent layer or an attention takes the samples of a batch for the steps of a sequence.",
+    meaning="A recurrent layer or an attention mistakes the samples of a batch for the steps of a sequence.",
     values={"rows": "rows of the loss", "samples": "sequences that the layer sees"},
-    text="it takes the {rows:.0f} samples of a batch for the steps of a sequence, and mixes them",
+    text="it mistakes the {rows:.0f} samples of a batch for the steps of a sequence, and mixes them",
 )
 CUT = EventKind(
     name="graph-cut",
@@ -452,7 +452,7 @@ BATCH_ALIKE = EventKind(
         "held": "1 if it is the same memory",
         "integers": "1 if the inputs are whole numbers",
         "equal": "1 if all samples of these batches are the same",
-        "part": "1 if there are more data, or the loop keeps none",
+        "part": "1 if there is more data, or the loop keeps none",
     },
     text="the inspected batches consist of the same samples",
 )
@@ -475,13 +475,13 @@ TENSOR_HELD = EventKind(
 )
 PART_BATCH = EventKind(
     name="batch-part",
-    meaning="There are more data than a batch that comes again. On a device, the batch of step 1 counts as such.",
+    meaning="A repeated batch is only a part of the data. On a device, the batch of step 1 counts as repeated.",
     values={"samples": "samples"},
     text="the batch of {samples} samples is a part of the data: {why}",
 )
 REMADE_BATCH = EventKind(
     name="batch-remade",
-    meaning="The batch that came again is made at each step, and the loop keeps nothing that it could be made of.",
+    meaning="The repeated batch is made at each step, and the loop keeps no data that it could be made of.",
     values={"samples": "samples"},
     text="the batch of {samples} samples is made again at each step, and the loop keeps nothing of that length",
 )
@@ -495,7 +495,7 @@ UNCLEAR = EventKind(
     name="outputs-unclear",
     meaning="Predictions do not fit their own targets yet, and so few samples would not show a slow start.",
     values=UNPAIRED.values,
-    text="predictions do not fit yet, which says little after so few samples",
+    text="predictions do not fit yet, which proves little after so few samples",
 )
 PAIRED = EventKind(
     name="outputs-paired",
@@ -547,15 +547,15 @@ TARGETS_COPIED = EventKind(
 )
 LATENT_UNUSED = EventKind(
     name="latent-unused",
-    meaning="The latent of a variational autoencoder says almost nothing about its samples, in four reads in a row.",
+    meaning="The latent of a variational autoencoder has almost no information on its samples, in four reads in a row.",
     values={"nats": "nats per sample, of all dimensions together", "dimensions": "dimensions"},
-    text="all {dimensions:.0f} deviations are close to 1, so the latent tells {nats:.2g} nats about a sample",
+    text="all {dimensions:.0f} deviations are close to 1, so the latent carries {nats:.2g} nats about a sample",
 )
 LATENT_USED = EventKind(
     name="latent-used",
-    meaning="A latent that said almost nothing says something again.",
+    meaning="A latent that carried almost no information carries some again.",
     values=LATENT_UNUSED.values,
-    text="the latent tells {nats:.2g} nats about a sample",
+    text="the latent carries {nats:.2g} nats about a sample",
 )
 PADDING_READ = EventKind(
     name="padding-read",
@@ -591,7 +591,7 @@ GRADIENTS_KEPT_LATER = EventKind(
 
 GRADIENTS_LEFT = EventKind(
     name="gradients-left",
-    meaning="An update held the gradient that the loss of another optimizer had left on its way through the model.",
+    meaning="An update used a gradient that the loss of another optimizer had left on its way through the model.",
     text="the gradients held what the loss of another optimizer had left",
 )
 
@@ -743,7 +743,7 @@ RANK_DRAWS_EQUAL = EventKind(
 )
 RANK_LOSS_NONFINITE = EventKind(
     name="rank-loss-nonfinite",
-    meaning="The first loss that is NaN or Inf, while the loss of another rank is finite.",
+    meaning="The first loss that is NaN or Inf while the loss of another rank is finite.",
     values={"rank": "the rank", "inputs": "1 if its inputs hold NaN or Inf, 0 if not, -1 if unknown"},
     text="the loss is not finite on rank {rank:.0f} first",
 )

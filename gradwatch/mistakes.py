@@ -10,8 +10,8 @@ class Mistake(NamedTuple):
 
     Args:
         code: Its code, which never changes.
-        meaning: What is wrong, and what shows it.
-        remedy: What to do about it.
+        meaning: The mistake, and its symptom.
+        remedy: The fix.
     """
 
     code: str
@@ -47,13 +47,13 @@ IN_GRADIENTS = {
     ),
     "wrong_saved": Mistake(
         "GW806",
-        "The backward reads another tensor than its formula needs, such as the output in place of the input.",
+        "The backward reads another tensor than its formula needs, such as the output instead of the input.",
         "Compare `save_for_backward` with the order in which `saved_tensors` is unpacked.",
     ),
     "missing_grad": Mistake(
         "GW807",
         "An input or a parameter that the loss depends on gets no gradient, or zeros.",
-        "Return a gradient for it in place of None, and keep it in the graph.",
+        "Return a gradient for it instead of None, and keep it in the graph.",
     ),
     "no_grad_output": Mistake(
         "GW808",
@@ -68,7 +68,7 @@ IN_GRADIENTS = {
     "batch": Mistake(
         "GW810",
         "The gradient is right for one sample and wrong for several.",
-        "Look for a mean in place of a sum, an index of the first sample, or a reshape that mixes samples.",
+        "Look for a mean instead of a sum, an index of the first sample, or a reshape that mixes samples.",
     ),
     "negative": Mistake(
         "GW811",
@@ -93,11 +93,11 @@ IN_GRADIENTS = {
     "layout": Mistake(
         "GW815",
         "The gradient is wrong for tensors that are not contiguous, such as a transposed view.",
-        "Call `contiguous()` before memory is read in its order, or use `reshape` in place of `view` and `as_strided`.",
+        "Call `contiguous()` before memory is read in its order, or use `reshape` instead of `view` and `as_strided`.",
     ),
     "inplace": Mistake(
         "GW816",
-        "What the backward reads was changed in place after the forward pass, unseen by autograd.",
+        "A tensor that the backward reads was changed in place after the forward pass, unseen by autograd.",
         "Save a copy, or write into a new tensor. `save_for_backward` lets autograd notice such writes.",
     ),
     "stale": Mistake(
@@ -137,7 +137,7 @@ IN_GRADIENTS = {
     ),
     "token_mean": Mistake(
         "GW824",
-        "The mean of the means of the micro-batches is taken for the mean over all tokens, though their counts differ.",
+        "The mean of the means of the micro-batches replaces the mean over all tokens, although their counts differ.",
         "Divide the sum of each micro-batch by the number of tokens in all of them.",
     ),
     "skipped-solve": Mistake(
@@ -257,7 +257,7 @@ IN_STEPS = {
     "not-in-a-group": Mistake(
         "GW920",
         "A trainable parameter is in no group of an optimizer.",
-        "Add it to a group, or set `requires_grad_(False)` if it shall stay.",
+        "Add it to a group, or set `requires_grad_(False)` if it should stay frozen.",
     ),
     "frozen": Mistake(
         "GW921",

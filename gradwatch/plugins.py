@@ -1,4 +1,5 @@
-"""Find plugins: our modules by name, classes of other packages by entry point, and the user's code by target."""
+"""Find plugins: modules of this package by name, classes of other packages by entry point, and the user's code by
+target."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def plain(value: Any) -> Any:
 
 
 def plain_fields(record: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass as `plain` data. Of a field `place`, its file and its line join them."""
+    """Return the fields of a dataclass as `plain` data. A field `place` is replaced by its file and line."""
     data = {field.name: plain(getattr(record, field.name)) for field in fields(record)}
     return data | data.pop("place") if isinstance(data.get("place"), dict) else data
 
@@ -110,7 +110,7 @@ class Finding:
         layers: All affected layers if several share the cause, otherwise empty.
         withdrawn: Step of the withdrawal, or None while the finding is open.
         ended: First step without the symptom, or None while the finding is open.
-        reason: What ended the symptom, such as `it got a gradient`; empty while the finding is open.
+        reason: Reason why the symptom ended, such as `it got a gradient`; empty while the finding is open.
     """
 
     code: str
@@ -185,7 +185,7 @@ class Event:
         kind: Name of the kind, such as `graph-probabilities`.
         step: Optimizer step of the event.
         layer: Module or parameter name, or None for the whole run.
-        text: One sentence for a person.
+        text: One sentence for people.
         values: Named numbers.
     """
 
@@ -259,7 +259,7 @@ class Diagnosis:
 
     @property
     def sureness(self) -> str:
-        """The certainty in words, for people: the odds behind it are too coarse for digits."""
+        """The certainty in words: the underlying odds are too coarse for digits."""
         return next(word for least, word in SURENESS if self.certainty >= least)
 
     @property
@@ -302,7 +302,7 @@ class DataInfo:
         held_out: Number of validation samples; 0 without validation, None for a stream.
         kind: As in `DataSpec`.
         outputs: As in `DataSpec`.
-        guess: What the kind was guessed from, such as `whole numbers in column 'age'`; empty if the user said it.
+        guess: Evidence for a guessed kind, such as `whole numbers in column 'age'`; empty if the user chose the kind.
     """
 
     name: str
@@ -346,7 +346,7 @@ class ActivationInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardInfo:
-    """Parameter tensors of which each of several ranks holds a part, as in FSDP2 and tensor parallelism.
+    """Parameter tensors that several ranks hold in parts, as in FSDP2 and tensor parallelism.
 
     Args:
         ranks: The ranks, in increasing order.
