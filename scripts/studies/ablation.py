@@ -244,7 +244,7 @@ is repeated on the stored rows and events, so nothing is trained again.
 
 A mechanism without weight here may still be the only one for a fault that these scripts do not have. Before it goes,
 plant its fault in other models, optimizers and batch sizes, and compare. That kept the rules on batches of one class,
-on loops that stop to clear their gradients and on factorization machines: of 25 such loops, 22 are found by nothing
+on loops that stop clearing their gradients and on factorization machines: of 25 such loops, 22 are found by nothing
 else.
 
 ```console
@@ -252,8 +252,8 @@ python -m scripts.fault_zoo {sets} --keep runs/zoo
 {command}
 ```
 
-Written on {day}, from tree `{tree}` and {runs} kept runs: {faulty} with a fault, of which {found} are found, and
-{healthy} healthy ones, of which {alarms} {have} an alarm. The stored rows give the judgement of the live run, except in
+Written on {day}, from tree `{tree}` and {runs} kept runs: {faulty} with a fault ({found} found) and
+{healthy} healthy ones ({alarms} with an alarm). The stored rows give the judgement of the live run, except in
 {differing} runs: long ones are thinned on disk, and the detectors may be newer than a run.
 
 ## Each mechanism
@@ -286,7 +286,6 @@ def make_page(runs: Sequence[AblatedRun], kept: dict[str, str], command: str) ->
         found=sum(run.judgement.is_found for run in runs),
         healthy=sum(run.fault is None for run in runs),
         alarms=alarms,
-        have="has" if alarms == 1 else "have",
         differing=sum(not run.is_as_live for run in runs),
         table=format_table(effects, kept),
         cases=format_cases(effects),
