@@ -107,7 +107,7 @@ class OptimizerLoop:
             return False
         self._updates[key] += 1
         self._num_updates += 1
-        if key not in self._expected:  # it was taken for idle
+        if key not in self._expected:  # it was considered idle
             self._patience = max(self._patience, 2 * (self._num_updates - self._newest.get(key, 0)))
             self._expected.add(key)
         self._newest[key] = self._num_updates

@@ -67,7 +67,7 @@ class Watch(TrainerCallback, ExportableState):
 
     def _after_forward(self, model: nn.Module, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
         """Keep the batch of a micro-batch."""
-        # an evaluation needs no gradient; a loss may take several passes, of which the first has the batch
+        # an evaluation needs no gradient; a loss may take several passes, and the first one has the batch
         if torch.is_grad_enabled() and len(self._batches) == len(self._losses):
             self._batches.append(dict(kwargs) or args)
 

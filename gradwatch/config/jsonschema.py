@@ -94,7 +94,7 @@ def _by_options(vocabulary: Vocabulary) -> list[tuple[list[str], Schema]]:
         signature = entry.read()
         if not signature.unusable:
             options = _options(signature, described=entry.is_own)
-            # as text, because a dict is no key
+            # as text, because a dict cannot be a key
             groups.setdefault(json.dumps(options), ([], options))[0].extend(vocabulary.spellings(entry))
     return list(groups.values())
 

@@ -89,5 +89,5 @@ def load_detect(path: Path | None, overrides: Sequence[str] = ()) -> dict[str, d
 def _named(data: dict[str, Any], name: str) -> dict[str, Any]:
     """Return the data of a config with a default name for the run."""
     run = data.get("run") or {}
-    # a `run` that is no mapping stays, so that validation reports it
+    # a `run` that is not a mapping stays, so that validation reports it
     return data | {"run": {"name": name} | run} if isinstance(run, dict) else data

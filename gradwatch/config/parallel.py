@@ -6,7 +6,7 @@ from gradwatch.config.sections.root import Config
 from gradwatch.errors import Problem
 
 ON_RANKS = ("auto", "cpu", "cuda")
-"""Devices of which each rank can have its own."""
+"""Devices that each rank can have for itself."""
 
 
 def parallel_problems(config: Config) -> list[Problem]:

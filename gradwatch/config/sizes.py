@@ -15,7 +15,7 @@ def parse_size(text: str, *, key: str) -> int:
     """Return the number of bytes that a text names: GB is 10^9, GiB is 2^30.
 
     Raises:
-        GradwatchError: The text is no size above 0.
+        GradwatchError: The text is not a size above 0.
     """
     found = _SIZE.fullmatch(text.strip())
     unit = (_UNITS | _BINARY).get(found[2].lower()) if found else None

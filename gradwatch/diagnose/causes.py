@@ -515,7 +515,7 @@ CAUSES: tuple[Cause, ...] = (
         because=(
             "The largest float16 number is 65504: large activations, sums over many values and exponentials overflow."
         ),
-        confirm="Run the step again: the rerun tells whether the same step is finite in float32.",
+        confirm="Run the step again: the rerun shows whether the same step is finite in float32.",
         is_confirmed_by_rerun=True,
         remedies=("bf16", "find_operation"),
         source="Micikevicius et al. 2018, https://arxiv.org/abs/1710.03740, sec. 3.3",

@@ -158,7 +158,7 @@ class Condition(enum.Enum):
     """Half of the weight matrices have shrunk to a small part of their first norms, or only shrink."""
 
     SEQUENCE_AXIS = enum.auto()
-    """The autograd graph shows a layer that takes the samples of a batch for the steps of a sequence."""
+    """The autograd graph shows a layer that mistakes the samples of a batch for the steps of a sequence."""
 
     TARGETS_AHEAD = enum.auto()
     """The labels of a language model are more than one token ahead of its inputs."""
@@ -185,7 +185,7 @@ class Condition(enum.Enum):
     """A load with `strict=False` matched no parameter."""
 
     UNUSED_LATENT = enum.auto()
-    """The latent of a variational autoencoder tells nothing about its samples."""
+    """The latent of a variational autoencoder carries no information on its samples."""
 
     NEVER_STEPPED = enum.auto()
     """No optimizer has made a step, and most weights have not moved."""

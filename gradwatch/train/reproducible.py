@@ -59,7 +59,7 @@ def _kept_generators() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _kept_algorithms() -> Iterator[None]:
-    # the debug mode, not are_deterministic_algorithms_enabled(): it also tells `warn` from `error`
+    # the debug mode, not are_deterministic_algorithms_enabled(): it also distinguishes `warn` from `error`
     mode = torch.get_deterministic_debug_mode()
     cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
     workspace = os.environ.get(CUBLAS)

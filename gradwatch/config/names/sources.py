@@ -39,7 +39,7 @@ def _modules_around(folder: Path, parts: tuple[str, ...]) -> Iterator[tuple[tupl
 
 
 def _with_file(place: Path, parts: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Path]]:
-    """Yield a module with each of its files, of which a second one has the annotations."""
+    """Yield a module with each of its files; a second file has the annotations."""
     files = [place / f"__init__{suffix}" for suffix in SUFFIXES]
     files += [place.with_name(f"{place.name}{suffix}") for suffix in SUFFIXES]
     yield from ((parts, file) for file in files if file.is_file())

@@ -66,7 +66,7 @@ class ConstantBatch:
     Otherwise they are info, as with L-BFGS, which needs the same batch at every step, and with points at which a
     differential equation must hold: the loss has derivatives by up to `coordinates` numbers. Reinforcement learning
     goes over a collection many times: a tensor that is passed again must come `held` or `longest` times, and a batch
-    after others `again` times as often as each. Samples that are new beside copies of others come from a replay buffer
+    after others `again` times as often as each. New samples next to copies of others come from a replay buffer
     that fills.
 
     Source: pytorch/pytorch#1917, `next(iter(loader))`, https://github.com/pytorch/pytorch/issues/1917.

@@ -72,8 +72,8 @@ class Overfitting:
             noise of a plateau stays above.
         by_heart: Training loss, in units of the first, below which the training data are memorized. 0.1: a model that
             learned so much of what all data have in common has learned more than half of other data.
-        missed: Validation loss, in units of the first training loss, above which memorizing is no help to other data.
-            0.5: less than half of what training took off was learned for other data too.
+        missed: Validation loss, in units of the first training loss, above which memorizing does not help on other
+            data. 0.5: less than half of what training took off was learned for other data too.
         peak: Highest validation loss since the best, in units of the newest, up to which the newest counts as the
             highest, for (1). 1.05: a single validation may be that high by its noise.
         unit: First validation loss, in units of the training loss around it, up to which both losses have one unit,

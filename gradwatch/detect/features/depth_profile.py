@@ -1,6 +1,6 @@
 """Read how large gradients are over the depth of a model, from its input to its output.
 
-Depth is the order in which the modules are registered, unless the graph of the loss tells that it is another one. Then
+Depth is the order in which the modules are registered, unless the graph of the loss shows another order. Then
 modules of the same depth count as one, which has the largest of their gradients.
 """
 
@@ -88,7 +88,7 @@ def module_ratio(history: History) -> float:
 
 
 def _number_of_modules(history: History, kind: EventKind) -> Floats:
-    """Return what an event tells of each module, of shape (D,); nan where it tells nothing."""
+    """Return the number that an event gives to each module, of shape (D,); nan where it gives none."""
     chain = structure_of(history).chain
     event = next(events_of(history, kind), None)
     if event is None:

@@ -18,7 +18,10 @@ ALPHA = 0.05
 
 @enum.unique
 class SequentialTest(enum.Enum):
-    """The mechanisms that tell a fault from chance. All others report a fact, or an effect of some size that lasts."""
+    """The mechanisms that distinguish a fault from chance.
+
+    All others report a fact, or an effect of some size that lasts.
+    """
 
     VALIDATION_TREND = enum.auto()
     VALIDATION_RISE = enum.auto()

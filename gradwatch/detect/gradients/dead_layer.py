@@ -283,7 +283,7 @@ class DeadLayer:
         values = {"nats": 0.002, "dimensions": 8.0}
         unused = Synthetic(steps=200).add_event(LATENT_UNUSED, step=40, layer="layers.5", values=values, text="it does")
         yield Example("a decoder ignores its latent", unused.history(), ("layers.5",))
-        unused.add_event(LATENT_USED, step=120, layer="layers.5", values=values, text="the latent tells 2 nats")
+        unused.add_event(LATENT_USED, step=120, layer="layers.5", values=values, text="the latent carries 2 nats")
         yield Example("a latent is read late", unused.history())
         task = Synthetic(steps=120).dead(11, onset=57)
         task.add_event(PARAMETERS_JOINED, step=60, values={"tensors": 2, "since": 50})

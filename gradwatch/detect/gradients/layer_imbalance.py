@@ -78,7 +78,7 @@ class LayerImbalance:
         group_first_decades: Largest distance of the part from the rest at the start, in powers of ten, for (4). 1: a
             part that led by more from the first step has not outgrown the rest.
         rest_fall_decades: Largest fall of the rest since the start, in powers of ten, for (4). 1: gradients that die in
-            the rest are no growth of the part.
+            the rest are not growth of the part.
     """
 
     code: ClassVar[str] = "GW107"

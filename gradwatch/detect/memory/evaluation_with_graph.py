@@ -32,7 +32,7 @@ class EvaluationWithGraph:
     When it is wrong: outputs in evaluation mode that are kept for a backward pass after the next update.
 
     How it is detected: a hook on each whole model counts its forward passes in evaluation mode whose outputs have a
-    graph. A hook on the node of the output tells whether a backward pass goes through it. At least three passes without
+    graph. A hook on the node of the output shows whether a backward pass goes through it. At least three passes without
     one, until after the next update, count. If all their graphs were alive at once, at least `alive`, the memory grows
     with each batch of the evaluation, and the finding is a warning; otherwise it is information. The hook is removed at
     the first evaluation without a graph. It does not see evaluations in training mode, or of parts of a model.

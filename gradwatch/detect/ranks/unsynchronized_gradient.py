@@ -57,7 +57,7 @@ class UnsynchronizedGradient:
     average must follow the reading. It is then reported only if the gradients were clipped at that point; an optimizer
     that averages by itself, or weights that are averaged every few steps, are not reported. At the first 5 steps and at
     powers of two, some gradients are also read before they are averaged: their mean inner product with the gradient of
-    the update tells how many times their average it is.
+    the update shows how many times their average it is.
 
     Source: PyTorch, DistributedDataParallel,
     https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html.

@@ -68,7 +68,8 @@ def find_small_weights(
 def _is_scaled_by_state(infos: tuple[LayerInfo, ...], i: int, gain_L: NDArray[np.float64], faint: float) -> bool:
     """Return whether a weight of the inputs of a recurrent layer is as small as torch makes it.
 
-    Torch draws all weights of the layer by the size of its state. So few inputs beside a large state have a small gain.
+    Torch draws all weights of the layer by the size of its state. So a layer with few inputs and a large state has
+    a small gain.
     """
     if not infos[i].module_type.startswith(RECURRENT_PREFIXES) or "weight_ih" not in infos[i].name:
         return False

@@ -83,7 +83,7 @@ def find_jumps(
 
 
 def _is_periodic(is_high_T: NDArray[np.bool_], steps_T: NDArray[np.int64], *, longest: int) -> bool:
-    """Return whether the step alone tells the level, since levels take turns with a fixed period."""
+    """Return whether the step alone determines the level, since levels take turns with a fixed period."""
     for period in range(2, longest + 1):
         turns = [is_high_T[steps_T % period == phase] for phase in range(period)]
         if all(len(set(turn.tolist())) <= 1 for turn in turns):

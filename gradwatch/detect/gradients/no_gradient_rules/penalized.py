@@ -1,8 +1,8 @@
-"""Tell which tensors get no gradient but that of a penalty on the squares of all weights.
+"""Find the tensors whose only gradient is that of a penalty on the squares of all weights.
 
 Such a penalty, which the loop adds to its loss, gives each tensor a gradient that is the tensor itself times one
 factor. So the ratio of the two norms is the same in each tensor that the rest of the loss does not reach, and at each
-step. In other tensors it changes from step to step, as the batches do. One tensor alone tells as much if it has moved.
+step. In other tensors it changes from step to step, as the batches do. One tensor alone shows as much if it has moved.
 """
 
 # T = measured steps, L = parameter tensors
@@ -22,7 +22,7 @@ def are_penalized(history: History, *, spread: float, moved: float) -> NDArray[n
     Args:
         history: History of the run.
         spread: Relative difference up to which two ratios are the same.
-        moved: Relative change of the norm of a tensor from which its constant ratio tells enough.
+        moved: Relative change of the norm of a tensor from which its constant ratio is enough.
     """
     norm_TL = history.param.window("weight.l2")
     is_measured_T = ~np.isnan(norm_TL).all(axis=1)

@@ -43,7 +43,7 @@ def find_sparser_gradients(history: History, bounds: CreepBounds, *, kind: str, 
         return
     maybe_L &= _is_per_unit(history)
     zero_TL = history.param.window("grad.zero_frac")
-    # not the steps before: a layer that settles at once has far fewer zeros at step 0, which is no trend
+    # not the steps before: a layer that settles at once has far fewer zeros at step 0, which is not a trend
     first_L = first_steps(history, "grad.zero_frac", BLOCK_STEPS)[BLOCK_STEPS // 2 :].min(axis=0)
     low_L = zero_TL[-BLOCK_STEPS:].min(axis=0)
     maybe_L &= bounds.is_high(low_L, first_L)

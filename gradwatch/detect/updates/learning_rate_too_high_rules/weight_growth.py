@@ -33,7 +33,7 @@ def find_weight_growth(history: History, *, growth: float, every: int) -> Sign |
     if 2 * np.count_nonzero(last_W > 10**growth * first_W) < len(first_W):
         return None
     gain_W = first_W / structure.rate_weights.unit_norm_W  # near 1 for weights that keep the size of the signal
-    # growth up to the default size is no harm: small weights may have started below it
+    # growth up to the default size does no harm: small weights may have started below it
     usual_W = np.maximum(first_W, DEFAULT_GAIN * structure.rate_weights.unit_norm_W)
     # embeddings start near zero if the model has no matrices, so they count as they are
     counts_W = (gain_W > NEAR_ZERO_GAIN) | (len(structure.matrices.indices_M) == 0)

@@ -1,7 +1,7 @@
 """Find a run that ended in its warm-up, far below the learning rate that its optimizer was given.
 
-During a run, a warm-up that is too long cannot be told from one that is right, since a loop does not say how many steps
-it will make. Only its end shows it.
+During a run, a warm-up that is too long cannot be distinguished from one that is right, since a loop does not
+say how many steps it will make. Only its end shows it.
 """
 
 # T = steps of a window
