@@ -1,5 +1,4 @@
-"""Find plugins: modules of this package by name, classes of other packages by entry point, and the user's code by
-target."""
+"""Find plugins: own modules by name, classes of other packages by entry point, and the user's code by target."""
 
 from __future__ import annotations
 

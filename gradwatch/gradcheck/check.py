@@ -203,8 +203,10 @@ def _of_smaller_batch(judge: Judge, part: CheckedStep, whole: Examined) -> list[
 
 
 def _forward_mode(judge: Judge, found: Examined, wrong: list[str]) -> dict[str, float]:
-    """Return the derivatives of the wrong leaves by forward mode, which show whether autograd or the differences are
-    wrong. Right leaves need none: the first use makes torch import its compiler, which takes seconds.
+    """Return the derivatives of the wrong leaves by forward mode.
+
+    They show whether autograd or the differences are wrong. Right leaves need none: the first use makes torch import
+    its compiler, which takes seconds.
     """
     values: dict[str, float] = {}
     for name in wrong[:MAX_FORWARD]:

@@ -24,8 +24,9 @@ Step = tuple[TrainingState, list[Batch], tuple[str, ...]]
 
 @contextlib.contextmanager
 def training_step(target: CheckTarget) -> Iterator[Step]:
-    """Yield a training, the micro-batches of one of its steps, and notes that name the step. For a config, it is the
-    first step, and no run is started. For a run, the weights are those before the step.
+    """Yield a training, the micro-batches of one of its steps, and notes that name the step.
+
+    For a config, it is the first step, and no run is started. For a run, the weights are those before the step.
     """
     with _recorded_step(target.path, target.step) if target.kind == "run" else _first_step(target) as found:
         yield found

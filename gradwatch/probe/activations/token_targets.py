@@ -1,5 +1,4 @@
-"""Compare the labels of a language model with its input tokens: how far ahead they are, and whether the model sees
-them."""
+"""Compare the labels of a language model with its input tokens: how far ahead and whether visible to the model."""
 
 # B = sequences, T = positions, L = labels of a sequence, V = vocabulary
 
@@ -102,7 +101,7 @@ class TokenTargets:
     """Read the tokens that a model looks up and the labels of its loss, at the first sampled steps.
 
     If a model computes its loss, its graph contains the labels. Otherwise the gradient of its scores shows them: only
-        the entry of the label is negative. Each of the few reads waits for a GPU.
+    the entry of the label is negative. Each of the few reads waits for a GPU.
 
     Args:
         models: A model, or several by name.

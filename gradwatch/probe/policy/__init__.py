@@ -1,2 +1,1 @@
-"""Read the policy in the loss of a policy gradient: its entropy, and its distance from the policy that drew the
-samples."""
+"""Read the policy in a policy-gradient loss: its entropy, and its distance from the policy that drew the samples."""
