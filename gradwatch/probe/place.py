@@ -78,8 +78,8 @@ def variables_of(frame: FrameType) -> dict[str, Any]:
     variables = frame.f_locals
     found = dict(variables)
     # Before Python 3.13 they are a copy already, which would keep the tensors of this step until the function returns.
-    # The script may hold it as well: locals() returns the same. Else only the frame, this variable and the call hold
-    # it.
+    # The script may hold it as well, since locals() returns the same dict. Otherwise three references exist: the frame,
+    # this variable and the call.
     is_function = bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED)
     if is_function and type(variables) is dict and sys.getrefcount(variables) <= 3:
         variables.clear()

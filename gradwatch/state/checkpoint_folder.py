@@ -110,7 +110,7 @@ def read(folder: Path) -> dict[str, Any]:
     """
     verify(folder)
     with _damage():
-        state: dict[str, Any] = sharded.whole(read_part(folder), folder / sharded.FOLDER)
+        state: dict[str, Any] = sharded.read_whole(read_part(folder), folder / sharded.FOLDER)
         return state
 
 

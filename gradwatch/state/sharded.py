@@ -26,8 +26,8 @@ SHARD = "shard-{:05d}-*.safetensors"
 """Name of the file of a rank, counted from 1."""
 
 
-def taken_out(state: Any) -> tuple[Any, dict[str, Tensor]]:
-    """Return a state with placeholders for its distributed tensors, and these tensors by name."""
+def split(state: Any) -> tuple[Any, dict[str, Tensor]]:
+    """Return a state with a placeholder for each distributed tensor, and these tensors by name."""
     tensors: dict[str, Tensor] = {}
 
     def replace(leaf: Any, path: tuple[Any, ...]) -> Any:
@@ -46,7 +46,7 @@ def write(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     Raises:
         CheckpointError: This version of torch has no such storage, or a rank could not write.
     """
-    dcp = _dcp()
+    dcp = _import_dcp()
     writer = _storage_writer()(str(folder), save_distributed=True)
     try:
         dcp.save(dict(tensors), storage_writer=writer)
@@ -55,26 +55,30 @@ def write(folder: Path, tensors: Mapping[str, Tensor]) -> None:
         raise CheckpointError(f"{folder} cannot be written: {'; '.join(reasons)}") from error
 
 
-def files(folder: Path, rank: int) -> list[Path]:
+def find_files(folder: Path, rank: int) -> list[Path]:
     """Return the files with the shards of a rank."""
     return sorted(folder.glob(SHARD.format(rank + 1)))
 
 
-def whole(state: Any, folder: Path) -> Any:
-    """Return a state with its sharded tensors read from a folder, whole and on the CPU."""
+def read_whole(state: Any, folder: Path) -> Any:
+    """Return a state with its sharded tensors read from a folder, whole and on the CPU.
+
+    Raises:
+        CheckpointError: The folder cannot be read.
+    """
     targets: dict[str, Tensor] = {}
 
-    def place(leaf: Any, path: tuple[Any, ...]) -> Any:
+    def allocate(leaf: Any, path: tuple[Any, ...]) -> Any:
         if not isinstance(leaf, Sharded):
             return leaf
         return targets.setdefault(leaf.name, torch.empty(leaf.shape, dtype=leaf.dtype, device="cpu"))
 
-    made = map_leaves(state, place)
+    made = map_leaves(state, allocate)
     _read(folder, targets)
     return made
 
 
-def placed(state: Mapping[str, Any], folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+def read_distributed(state: Mapping[str, Any], folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
     """Return the state of a training with its tensors sharded like the parameters of a model.
 
     Every rank reads its own part, without the others.
@@ -84,12 +88,15 @@ def placed(state: Mapping[str, Any], folder: Path, model: nn.Module, optimizer: 
         folder: Folder of the shards.
         model: The model.
         optimizer: Its optimizer.
+
+    Raises:
+        CheckpointError: The folder cannot be read.
     """
     own: dict[str, Any] = model.state_dict()
     params = [p for group in optimizer.param_groups for p in group["params"]]
     targets: dict[str, Tensor] = {}
 
-    def place(leaf: Any, path: tuple[Any, ...]) -> Any:
+    def allocate(leaf: Any, path: tuple[Any, ...]) -> Any:
         like = None
         if path[:1] == ("model",):
             like = own.get(path[-1])
@@ -102,7 +109,7 @@ def placed(state: Mapping[str, Any], folder: Path, model: nn.Module, optimizer: 
             return targets.setdefault(leaf.name, torch.empty_like(made, dtype=leaf.dtype))
         return _distributed(leaf, like) if fits and is_distributed(like) and leaf.ndim else leaf  # type: ignore[arg-type]  # it fits
 
-    made = map_leaves(state, place)
+    made = map_leaves(state, allocate)
     _read(folder, targets)
     return made
 
@@ -110,7 +117,7 @@ def placed(state: Mapping[str, Any], folder: Path, model: nn.Module, optimizer: 
 def _read(folder: Path, targets: dict[str, Tensor]) -> None:
     if not targets:
         return
-    dcp = _dcp()
+    dcp = _import_dcp()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # torch warns that it reads without the other ranks
@@ -119,14 +126,14 @@ def _read(folder: Path, targets: dict[str, Tensor]) -> None:
         raise CheckpointError(f"{folder} cannot be read: {type(error).__name__}: {error}") from error
 
 
-def _dcp() -> Any:
+def _import_dcp() -> Any:
     # imported here: only sharded states need it, and the import is slow
     return importlib.import_module("torch.distributed.checkpoint")
 
 
 def _storage_writer() -> Any:
     """Return the class of torch that writes shards as safetensors."""
-    writer = getattr(_dcp(), "HuggingFaceStorageWriter", None)
+    writer = getattr(_import_dcp(), "HuggingFaceStorageWriter", None)
     if writer is None or "save_distributed" not in inspect.signature(writer).parameters:
         raise CheckpointError(
             f"train.parallel: torch {torch.__version__} cannot write the shards of a model as safetensors; update "

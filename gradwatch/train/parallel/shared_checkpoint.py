@@ -29,7 +29,7 @@ def save(root: Path, state: Mapping[str, Any], *, step: int, keep: int, best: bo
     Raises:
         CheckpointError: A rank could not write its part. All ranks raise it, and the older checkpoints are intact.
     """
-    rest, tensors = sharded.taken_out(dict(state))
+    rest, tensors = sharded.split(dict(state))
     if not ranks.is_first:
         rest = {key: value for key, value in rest.items() if key in RANK_KEYS}
     work = checkpoint.unfinished(root, step)
@@ -39,7 +39,7 @@ def save(root: Path, state: Mapping[str, Any], *, step: int, keep: int, best: bo
         data, named = codec.encode(rest)
         part.mkdir(parents=True, exist_ok=True)
         is_best = best or checkpoint.was_best(root, step)
-        written = sharded.files(shards, ranks.rank)
+        written = sharded.find_files(shards, ranks.rank)
         checkpoint_folder.write(part, data, named, step=step, best=is_best, ranks=ranks.world_size, shards=written)
 
     try:
@@ -75,7 +75,8 @@ def load(
 
     def read(folder: Path) -> dict[str, Any]:
         _together(ranks, lambda: checkpoint_folder.verify(folder, rank=ranks.rank, ranks=ranks.world_size))
-        found: dict[str, Any] = sharded.placed(_for_rank(folder, ranks), folder / sharded.FOLDER, model, optimizer)
+        state = _for_rank(folder, ranks)
+        found: dict[str, Any] = sharded.read_distributed(state, folder / sharded.FOLDER, model, optimizer)
         return found
 
     return checkpoint.load_with(read, root, step=step)
