@@ -479,6 +479,13 @@ PART_BATCH = EventKind(
     values={"samples": "samples"},
     text="the batch of {samples} samples is a part of the data: {why}",
 )
+WORKERS = EventKind(
+    name="batch-workers",
+    meaning="A DataLoader with several workers yields batches of the size of one that came again. On a device, the "
+    "batch of step 1 counts as such.",
+    values={"workers": "workers"},
+    text="the DataLoader has {workers:.0f} workers",
+)
 REMADE_BATCH = EventKind(
     name="batch-remade",
     meaning="The repeated batch is made at each step, and the loop keeps no data that it could be made of.",

@@ -876,6 +876,20 @@ CAUSES: tuple[Cause, ...] = (
         source="google-deepmind/dm_control#34, https://github.com/google-deepmind/dm_control/issues/34",
     ),
     Cause(
+        id="workers-alike",
+        name="workers that all make the same batches",
+        leads={"constant-batch": 20},
+        explains={"overfitting": 3},
+        requires=frozenset({Condition.WORKER_COPIES}),
+        because=(
+            "Each worker has its own copy of the data set. If a stream is not split among them, or all of them seed "
+            "their generator alike, each makes the same samples."
+        ),
+        confirm="Set num_workers=0: each batch must then come once.",
+        remedies=("split_workers",),
+        source="PyTorch, https://pytorch.org/docs/stable/data.html#iterable-style-datasets",
+    ),
+    Cause(
         id="labels-of-one-class",
         name="labels of a single class",
         leads={"constant-batch": 20},
@@ -893,7 +907,9 @@ CAUSES: tuple[Cause, ...] = (
         id="constant-batch",
         name="same batch at every step",
         leads={"constant-batch": 10},
-        excludes=frozenset({Condition.EQUAL_SAMPLES, Condition.COPIED_SAMPLES, Condition.LABELS_EQUAL}),
+        excludes=frozenset(
+            {Condition.EQUAL_SAMPLES, Condition.COPIED_SAMPLES, Condition.LABELS_EQUAL, Condition.WORKER_COPIES}
+        ),
         explains={"overfitting": 5, "loss-plateau": 1.5, "vanishing-gradient": 1.2},
         because=(
             "An iterator that is created at every step, or a generator that is seeded at every step, returns its first "

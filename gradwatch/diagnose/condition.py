@@ -169,6 +169,9 @@ class Condition(enum.Enum):
     COPIED_SAMPLES = enum.auto()
     """All samples of a batch are the same, while the batches differ."""
 
+    WORKER_COPIES = enum.auto()
+    """Each worker of a DataLoader makes the same batches."""
+
     OUTPUTS_AVERAGED = enum.auto()
     """The loss depends on the mean of the outputs of a batch alone."""
 

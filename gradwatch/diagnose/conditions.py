@@ -162,6 +162,7 @@ def _of_evidence(leading: Finding) -> dict[Fact, bool]:
         Condition.NOT_LOADED: "load.unmatched" in evidence,
         Condition.EQUAL_SAMPLES: "batch.equal_samples" in evidence,
         Condition.COPIED_SAMPLES: "batch.copied_samples" in evidence,
+        Condition.WORKER_COPIES: "batch.workers" in evidence,
         Condition.BACKWARD_GAIN: "backward.gain_decades" in evidence,
         Condition.CLIMBING_LOSS: "loss.climb" in evidence,
         Condition.SHRUNK_WEIGHTS: "weight.l2.shrunk_decades" in evidence or "update.inward" in evidence,

@@ -207,6 +207,10 @@ KNOWN: dict[str, Build] = {
     ),
     "inspect_inputs": _fixed("print a batch just before the model, and fix the transform that makes its samples equal"),
     "copy_samples": _fixed("copy each sample before you keep it: memory.append(state.copy()), or state.clone()"),
+    "split_workers": _fixed(
+        "give each worker its own part: an IterableDataset asks torch.utils.data.get_worker_info() which one it is; "
+        "a data set that draws with NumPy seeds it with torch.initial_seed() % 2**32 in worker_init_fn"
+    ),
     "inspect_labels": _fixed(
         "count the labels of an epoch, and fix the code that makes them equal; shuffle sorted data"
     ),

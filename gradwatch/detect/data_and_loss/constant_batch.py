@@ -18,6 +18,7 @@ from gradwatch.detect.data_and_loss.constant_batch_rules.alike_samples import (
 from gradwatch.detect.data_and_loss.constant_batch_rules.batch_origin import LBFGS
 from gradwatch.detect.data_and_loss.constant_batch_rules.examples import make_alike, make_batches
 from gradwatch.detect.data_and_loss.constant_batch_rules.repeated_batch import find_repeated_batch
+from gradwatch.detect.data_and_loss.constant_batch_rules.worker_copies import find_worker_copies
 from gradwatch.detect.features.finding import Sign, findings_of
 from gradwatch.events import (
     BATCH_ALIKE,
@@ -60,14 +61,14 @@ class ConstantBatch:
     are to each other. If the loop passes no batches, (2) reads the inputs of the model instead. If all samples of a
     batch are equal, too, the inputs have no content. (3) All labels of the first sampled steps are one of three or more
     classes. (4) All samples of each of those batches are the same, while the batches differ, as memories of an
-    environment do that are all the same array. Full-batch training is not a mistake, so (1) and (2) are warnings only
-    if there is more data: other batches came before; a DataLoader gives several batches of this size; a batch that is
-    made at each step is in a larger tensor; or it is made at each step, and the loop keeps nothing of its length.
-    Otherwise they are info, as with L-BFGS, which needs the same batch at every step, and with points at which a
-    differential equation must hold: the loss has derivatives by up to `coordinates` numbers. Reinforcement learning
-    goes over a collection many times: a tensor that is passed again must come `held` or `longest` times, and a batch
-    after others `again` times as often as each. New samples next to copies of others come from a replay buffer
-    that fills.
+    environment do that are all the same array. (5) Each batch comes as often in a row as a DataLoader has workers,
+    every time as another tensor. Full-batch training is not a mistake, so (1) and (2) are warnings only if there is
+    more data: other batches came before; a DataLoader gives several batches of this size; a batch that is made at each
+    step is in a larger tensor; or it is made at each step, and the loop keeps nothing of its length. Otherwise they are
+    info, as with L-BFGS, which needs the same batch at every step, and with points at which a differential equation
+    must hold: the loss has derivatives by up to `coordinates` numbers. Reinforcement learning goes over a collection
+    many times: a tensor that is passed again must come `held` or `longest` times, and a batch after others `again`
+    times as often as each. New samples next to copies of others come from a replay buffer that fills.
 
     Source: pytorch/pytorch#1917, `next(iter(loader))`, https://github.com/pytorch/pytorch/issues/1917.
 
@@ -82,6 +83,7 @@ class ConstantBatch:
         again: Equal batches in a row, in units of the longest such row of an earlier batch. 2: a loop that makes
             several updates per batch makes as many with each.
         coordinates: Numbers of a sample up to which it may be a point at which an equation holds. 4: space and time.
+        copies: Batches in a row that must each come once from each worker, for (5). 4: no shuffling gives that.
         others: Different batches after a finding that withdraw it. 4: a single other batch does not end it.
     """
 
@@ -93,6 +95,7 @@ class ConstantBatch:
     longest: int = 85
     again: int = 2
     coordinates: int = 4
+    copies: int = 4
     others: int = 4
 
     def detect(self, history: History) -> Iterator[Finding]:
@@ -106,6 +109,7 @@ class ConstantBatch:
         if equal:
             return
         yield from find_copied_samples(history)
+        yield from find_worker_copies(history, batches=self.copies)
         yield from find_equal_labels(history)
         # alike samples of the first steps mean no more than the equal batches that other batches have followed
         if not any(finding.kind == self.kind for finding in history.withdrawn):
@@ -156,6 +160,10 @@ class ConstantBatch:
         yield Example("all images are black", make_alike(BATCH_ALIKE, equal=1), (None,))
         copied = Synthetic(steps=40).add_event(SAMPLES_EQUAL, step=30, values={"samples": 64, "batches": 6})
         yield Example("memories that are all the same array", copied.history(), (None,))
+        copied_T = np.arange(40) // 2
+        yield Example("two workers go through the same stream", make_batches(copied_T, workers=2), (None,))
+        yield Example("two updates per batch of two workers", make_batches(copied_T, TENSOR_HELD, workers=2))
+        yield Example("two updates per batch of four workers", make_batches(copied_T, workers=4))
         one = Synthetic(steps=120).add_event(LABELS_EQUAL, step=80, text="all are class 0", values={"labels": 512})
         yield Example("all labels are 0", one.history(), (None,))
         seeded = make_alike(INPUTS_ALIKE, step=10, is_handed_over=False, part=1)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from gradwatch.events import PART_BATCH, REMADE_BATCH, TENSOR_HELD, Observation
+from gradwatch.events import PART_BATCH, REMADE_BATCH, TENSOR_HELD, WORKERS, Observation
 from gradwatch.probe.batches.batch_hash import tensors
 from gradwatch.probe.objects import live
 from gradwatch.probe.place import users_frames, variables_of
@@ -61,6 +61,8 @@ class BatchOrigin:
             is_held: Whether the loop passes the same memory again.
             is_made: Whether it passes another tensor, which may be another view of that memory.
         """
+        if (workers := _most_workers(samples)) > 1:
+            yield WORKERS.observe(values={"workers": workers})
         is_part = _is_part_of_a_loader(samples)
         if is_part is False:
             return
@@ -112,8 +114,15 @@ class UnreadBatch:
             return
         if leaf is self._first():
             yield TENSOR_HELD.emit(step=step)
+        if (workers := _most_workers(len(leaf))) > 1:
+            yield WORKERS.emit(step=step, values={"workers": workers})
         if _is_part_of_a_loader(len(leaf)):
             yield PART_BATCH.emit(step=step, values={"samples": len(leaf)}, why=SEVERAL)
+
+
+def _most_workers(samples: int) -> int:
+    """Return the largest number of workers of a DataLoader with batches of a size."""
+    return max((loader.num_workers for loader in live(DataLoader) if loader.batch_size == samples), default=0)
 
 
 def _is_part_of_a_loader(samples: int) -> bool | None:

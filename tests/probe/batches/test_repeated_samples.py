@@ -159,6 +159,18 @@ def test_of_a_batch_that_cannot_be_read_a_loader_and_the_tensor_are_known():
     assert kinds(lambda: None) == []
 
 
+class Counting(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(torch.arange(48))
+
+
+def test_the_workers_of_a_loader_are_known_if_a_batch_comes_again():
+    loader = torch.utils.data.DataLoader(Counting(), batch_size=12, num_workers=2)
+    assert kinds_of(lambda: torch.arange(24).view(12, 2)) == ["batch-workers", "batch-remade"]
+    assert kinds_of(lambda: torch.arange(22).view(11, 2)) == ["batch-remade"]
+    del loader
+
+
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_batch_that_is_all_the_data_of_a_loader_is_told(shuffle):
     def kinds(loader):

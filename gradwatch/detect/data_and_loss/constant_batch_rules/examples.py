@@ -7,14 +7,18 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import ArrayLike
 
-from gradwatch.events import DERIVATIVE, EventKind
+from gradwatch.events import DERIVATIVE, WORKERS, EventKind
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Event
 
 
 def make_batches(
-    numbers_T: ArrayLike, *kinds: EventKind, optimizer: str = "AdamW", width: float | None = None
+    numbers_T: ArrayLike,
+    *kinds: EventKind,
+    optimizer: str = "AdamW",
+    width: float | None = None,
+    workers: int = 0,
 ) -> History:
     """Return a run with the given batch numbers.
 
@@ -23,6 +27,7 @@ def make_batches(
         kinds: Kinds of events of step 1.
         optimizer: Class of the optimizer.
         width: Numbers of a sample by which the loss is differentiated, or None if it is not.
+        workers: Workers of the DataLoader, if it has several.
     """
     numbers_T = np.asarray(numbers_T)
     made = Synthetic(steps=len(numbers_T))
@@ -31,6 +36,8 @@ def make_batches(
     history = made.history()
     for kind in kinds:
         history.add_event(Event(kind=kind.name, step=1))
+    if workers:
+        history.add_event(Event(kind=WORKERS.name, step=1, values={"workers": workers}))
     if width is not None:
         history.add_event(Event(kind=DERIVATIVE.name, step=0, values={"tensors": 1.0, "width": width}))
     return history
