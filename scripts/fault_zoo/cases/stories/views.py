@@ -76,16 +76,17 @@ def train_embedder(attach: Attach, *, warms_up: bool) -> float:
 
 
 @case(
-    fault="learning-rate-too-high",
-    also=("dead-relu", "loss-plateau"),
-    tolerate=("vanishing-gradient", "dead-layer", "rising-sparsity", "exploding-gradient", "gradient-spike"),
+    fault="learning-rate-too-low",
+    also=("loss-plateau",),
+    tolerate=("vanishing-gradient",),
     onset=0,
     source="https://github.com/HobbitLong/SupContrast/issues/42",
     tags=("contrastive", "rate"),
 )
 def contrast_without_warm_up(attach: Attach) -> None:
-    """A supervised contrastive loss starts at the full learning rate. The loss is stuck near log 127 = 4.84, falls to
-    4.4 in 300 steps, and the nearest known digit is the same for 94.4 % of new ones.
+    """The schedule that warms up the rate of a supervised contrastive loss is built, and never stepped, so that the rate
+    stays at 1 %. The loss starts near log 127 = 4.84, falls to 4.4 in 300 steps, and the nearest known digit is the
+    same for 94.4 % of new ones.
     """
     train_embedder(attach, warms_up=False)
 
