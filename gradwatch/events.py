@@ -68,7 +68,7 @@ class Observation(NamedTuple):
     values: dict[str, float]
 
     @property
-    def place(self) -> Place:
+    def key(self) -> EventKey:
         """Kind and layer: a run records most kinds once per layer."""
         return self.kind, self.layer
 
@@ -77,7 +77,7 @@ class Observation(NamedTuple):
         return Event(kind=self.kind, step=step, layer=self.layer, text=self.text, values=self.values)
 
 
-Place = tuple[str, str | None]
+EventKey = tuple[str, str | None]
 """Kind and layer of an event."""
 
 # The autograd graph of the loss.

@@ -45,8 +45,8 @@ def find_models(params: Mapping[int, Tensor], *, running: nn.Module | None) -> d
         best = max(held, key=lambda module: (len(held[module] & missing), module is running))
         found.append(best)
         missing -= held[best]
-    place = {key: i for i, key in enumerate(params)}
-    found.sort(key=lambda module: min(place[key] for key in held[module]))  # in the order of the optimizers
+    position = {key: i for i, key in enumerate(params)}
+    found.sort(key=lambda module: min(position[key] for key in held[module]))  # in the order of the optimizers
     return {"": found[0]} if len(found) == 1 else _named(found)
 
 

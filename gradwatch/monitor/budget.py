@@ -28,9 +28,9 @@ sampled."""
 
 
 class HistogramSlice(NamedTuple):
-    """The slice of parameters with histograms due: slice `place`, counted from 0, of `of` slices."""
+    """The slice of parameters with histograms due: slice `number`, counted from 0, of `of` slices."""
 
-    place: int
+    number: int
     of: int
 
 

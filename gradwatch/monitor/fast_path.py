@@ -179,11 +179,11 @@ class FastPath:
         is_updated = self.native.stop()
         if is_updated is None:
             return None
-        native, block, place = self.native, self._block, self.native.filled
+        native, block, row = self.native, self._block, self.native.filled
         # copied: the next steps on the fast path write to this row of the block
         return BegunStep(
-            block.param_NSL[place, GRAD].copy(),
-            [float(rate) for rate in block.run_NR[place, self._rates]] if is_updated else None,
+            block.param_NSL[row, GRAD].copy(),
+            [float(rate) for rate in block.run_NR[row, self._rates]] if is_updated else None,
             self._factors_L.clone(),
             native.versions,
             native.clipped_norm if native.is_observed else None,

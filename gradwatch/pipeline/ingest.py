@@ -132,8 +132,8 @@ class Ingest:
         # sinks see each histogram; the history holds only the newest
         is_stop_T[[sample.place for sample in rows.samples if sample.histograms]] = True
         is_stop_T[-1] = True  # the rest of the rows is appended as well
-        for place in is_stop_T.nonzero()[0].tolist():
-            yield place, [d for d, is_due in zip(detectors, due_DT[:, place].tolist(), strict=True) if is_due]
+        for row in is_stop_T.nonzero()[0].tolist():
+            yield row, [d for d, is_due in zip(detectors, due_DT[:, row].tolist(), strict=True) if is_due]
 
     def _due_T(self, detector: Detector, rows: Rows) -> NDArray[np.bool_]:
         """Return a mask of the rows after which a detector is due; all False if the detector raises."""

@@ -88,10 +88,10 @@ class Inspections:
         hooked: bool = True,
     ) -> None:
         attempts = self._attempts = attempts or Attempts()
-        places = self._known = {(event.kind, event.layer) for event in known}
-        self._graph = LossGraphReader(models, params, layers, optimizers=optimizers, known=places, attempts=attempts)
-        self.policy = PolicyProbe(params, known=places, attempts=attempts)
-        self._modes = TrainEvalModes(models, optimizers, known=places, hooked=hooked)
+        keys = self._known = {(event.kind, event.layer) for event in known}
+        self._graph = LossGraphReader(models, params, layers, optimizers=optimizers, known=keys, attempts=attempts)
+        self.policy = PolicyProbe(params, known=keys, attempts=attempts)
+        self._modes = TrainEvalModes(models, optimizers, known=keys, hooked=hooked)
         self._inputs = ModelInputs(models) if hooked else None
         self._outputs = OutputGraphs(models) if hooked else None
         self._functional = FunctionalCalls(models, list(models.values()) if isinstance(models, Mapping) else [models])
@@ -111,7 +111,7 @@ class Inspections:
             *self._find("the groups of the optimizer", lambda: find_empty_groups(optimizers)),
             *self._find("the trainable parameters", lambda: find_nothing_to_train(params, optimizers)),
         ]
-        self._pending = [observation.at(0) for observation in initial if observation.place not in places]
+        self._pending = [observation.at(0) for observation in initial if observation.key not in keys]
         self._handles: list[RemovableHandle] = []
         if isinstance(loss_fn, nn.Module) and takes_hooks(loss_fn):
             hook = inert_hook(lambda module, inputs, loss: self.after_loss(loss))
@@ -169,7 +169,7 @@ class Inspections:
             *self._find("the clipped weights", partial(self._clipped.find, step)),
             *self._find("the random draws", partial(self._draws.find, step=step, is_validated=is_validated)),
         ]
-        found += [observation for observation in later if observation.place not in self._known]
+        found += [observation for observation in later if observation.key not in self._known]
         found += self._find("the parameters of the model", partial(self._changes.find, step))
         found += self._find("the evaluation", self._find_in_evaluation) if is_validated else ()
         self._pending += [observation.at(step) for observation in found]
@@ -203,7 +203,7 @@ class Inspections:
         """Return the observations of the inspected evaluation, and inspect the next one if there was none yet."""
         found = list(self._functional.find(self._inputs.scale if self._inputs else None))
         self._functional.arm()
-        return [observation for observation in found if observation.place not in self._known]
+        return [observation for observation in found if observation.key not in self._known]
 
     def after_loss(self, loss: Any) -> None:
         """Inspect the result of the loss function at the first steps. No error reaches the training."""

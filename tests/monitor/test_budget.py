@@ -125,7 +125,7 @@ def test_histograms_take_turns_over_the_sampled_steps(schedule, every, turns):
     assert due.pop(0) == (0, 1), "the first step has all"
     assert [step for step, turn in due.items() if turn] == list(range(every, 1 + 2 * every * turns, every))
     assert {turn.of for turn in due.values() if turn} == {turns}
-    shown = [turn.place for turn in due.values() if turn]
+    shown = [turn.number for turn in due.values() if turn]
     assert sorted(shown[:turns]) == sorted(shown[turns:]) == list(range(turns)), "each once, before any comes again"
 
 
@@ -136,7 +136,7 @@ def test_histograms_that_are_thinned_leave_no_parameter_out():
 
     later = [turn for step in range(3000, 3000 + MAX_FACTOR * 200) if (turn := budget.due(step).histograms)]
 
-    assert sorted(turn.place for turn in later) == list(range(20))
+    assert sorted(turn.number for turn in later) == list(range(20))
 
 
 def test_histograms_leave_no_parameter_out_while_they_come_ever_more_seldom():
@@ -149,7 +149,7 @@ def test_histograms_leave_no_parameter_out_while_they_come_ever_more_seldom():
         budget.review(step)
 
     assert budget.factor == MAX_FACTOR
-    assert [turn.place for turn in shown if turn.of > 1] == [i % 20 for i in range(len(shown) - 1)]
+    assert [turn.number for turn in shown if turn.of > 1] == [i % 20 for i in range(len(shown) - 1)]
 
 
 def test_without_histograms_none_is_due_at_any_step():

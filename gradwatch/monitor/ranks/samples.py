@@ -95,14 +95,14 @@ def hash_samples(values: Sequence[Tensor]) -> Tensor:
 @functools.lru_cache(maxsize=32)
 def _spread(shape: torch.Size) -> tuple[slice, ...]:
     """Return the index of evenly spread values of all samples: short dimensions leave their share to longer ones."""
-    place = [slice(None)] * len(shape)
+    index = [slice(None)] * len(shape)
     left = float(MAX_VALUES)
     dims = sorted(range(1, len(shape)), key=lambda d: shape[d])
     for i, d in enumerate(dims):
         number = min(shape[d], max(1, int(left ** (1 / (len(dims) - i)))))
-        place[d] = slice(None, None, shape[d] // number if number else None)
+        index[d] = slice(None, None, shape[d] // number if number else None)
         left /= max(number, 1)
-    return tuple(place)
+    return tuple(index)
 
 
 @functools.lru_cache(maxsize=8)

@@ -62,7 +62,7 @@ class ClipReader:
         self.attempts = updates.attempts
         self._trackers, self._updates, self._meter = trackers, updates, meter
         self._fast_path, self._leave_fast_path, self._loss_scale = fast_path, leave_fast_path, loss_scale
-        self._places = [{id(p): i for i, p in enumerate(tracker.params)} for tracker in trackers]
+        self._indices = [{id(p): i for i, p in enumerate(tracker.params)} for tracker in trackers]
         self._known: dict[tuple[int, ...], list[_Part]] = {}
         self._marks: dict[int, int] = {}
         """Version of the first gradient of each call since the last reading, by the `id` of its parameter."""
@@ -115,8 +115,8 @@ class ClipReader:
                 yield part, first
 
     def _split(self, params: Sequence[Tensor]) -> Iterator[_Part]:
-        for tracker, places in zip(self._trackers, self._places, strict=True):
-            held = {places[id(p)]: p for p in params if id(p) in places}
+        for tracker, indices in zip(self._trackers, self._indices, strict=True):
+            held = {indices[id(p)]: p for p in params if id(p) in indices}
             if held:
                 index_C = np.array([*held], np.intp)
                 yield _Part(tracker, [*held.values()], index_C, torch.from_numpy(index_C.astype(np.int64)))

@@ -158,7 +158,7 @@ class HistogramReader:
         if due is not None:
             if due.of not in self._slices:  # cached: balancing the slices visits all parameters
                 self._slices[due.of] = histograms.shares(self._params, due.of)
-            self._due = self._slices[due.of][due.place]
+            self._due = self._slices[due.of][due.number]
 
     def gradient_counts(self) -> Tensor:
         """Return a buffer of shape (K, B) for the counts of gradients. The caller fills it before `read`."""

@@ -55,12 +55,12 @@ def make_sinks(chosen: Settings, directory: Path | None, *, first_step: int | No
         # nothing here may import rich, which draws a random number: the training may do so at a later step, and would
         # then draw nothing. Of the trackers, only Trackio imports it
         factory: Callable[..., Sink] = pkgutil.resolve_name(SINKS[name])
-        place: dict[str, Any] = {} if name == FUNCTION else {"directory": directory}
+        options: dict[str, Any] = {} if name == FUNCTION else {"directory": directory}
         if name == "tensorboard":
-            place["purge_step"] = first_step
+            options["purge_step"] = first_step
         try:
             with preserved_random_state():
-                made.append(factory(**place, **chosen[name]))
+                made.append(factory(**options, **chosen[name]))
         except Exception as error:  # no network, no login, a full disk
             if name in IN_DIRECTORY or isinstance(error, GradwatchError):
                 raise

@@ -37,13 +37,13 @@ class PendingCall(NamedTuple):
 
     Args:
         accumulator: Accumulator of the called module.
-        place: Number of the call within its forward pass.
+        number: Number of the call within its forward pass.
         arguments: Arguments of the C extension: output, whether its units are dimension 1 (else the last one), maximum
             number of values, ranges, bits of units that never fired so far, whether these are unset, row of totals.
     """
 
     accumulator: ActivationAccumulator
-    place: int
+    number: int
     arguments: tuple[torch.Tensor, bool, int, torch.Tensor, torch.Tensor | None, bool, int]
 
 
@@ -144,24 +144,24 @@ class ActivationAccumulator:
             output, channels_first = self._sample(output), False
         if self.rules.dead is None:  # no bits, so the number of the call does not matter
             return PendingCall(self, 0, (output, channels_first, self.limit, self._ranges, None, True, self.row))
-        place = self._next_place()
-        bits, is_first = self._bits_for(place, min(output.shape[1 if channels_first else -1], self.limit))
-        return PendingCall(self, place, (output, channels_first, self.limit, self._ranges, bits, is_first, self.row))
+        number = self._next_number()
+        bits, is_first = self._bits_for(number, min(output.shape[1 if channels_first else -1], self.limit))
+        return PendingCall(self, number, (output, channels_first, self.limit, self._ranges, bits, is_first, self.row))
 
     def end(self, call: PendingCall, num_dead: int | None) -> None:
         """Finish a call with the number of dead units from the C extension; None if it could not read the output."""
         output, channels_first, _, _, bits, _, _ = call.arguments
         if num_dead is None:
-            self._add_sample(self._units_last(output, channels_first=channels_first), place=call.place)
+            self._add_sample(self._units_last(output, channels_first=channels_first), number=call.number)
         elif bits is not None:
-            self.dead[call.place], self.num_dead[call.place] = self._dead_bits[call.place].units, num_dead
+            self.dead[call.number], self.num_dead[call.number] = self._dead_bits[call.number].units, num_dead
 
-    def _add_sample(self, x: torch.Tensor, *, place: int | None = None) -> None:
+    def _add_sample(self, x: torch.Tensor, *, number: int | None = None) -> None:
         """Add leading samples of the output of one call, by torch operations."""
         self._sum_up(x)
         if self.rules.dead is not None:
             # a call that the extension could not read has its number already
-            self._join(_never_left(x, self.rules.dead), self._next_place() if place is None else place)
+            self._join(_never_left(x, self.rules.dead), self._next_number() if number is None else number)
 
     def _sum_up(self, x: torch.Tensor) -> None:
         """Add moments and saturated values of the output of one call, by torch operations."""
@@ -172,35 +172,35 @@ class ActivationAccumulator:
         elif rules.saturated is not None:
             self.saturated = _plus(self.saturated, _outside(x, rules.saturated) * x.numel())
 
-    def _next_place(self) -> int:
-        place = self.call
+    def _next_number(self) -> int:
+        number = self.call
         self.call += 1
-        if place == len(self.dead):
+        if number == len(self.dead):
             self.dead.append(None)
             self.num_dead.append(None)
-        return place
+        return number
 
-    def _bits_for(self, place: int, number: int) -> tuple[torch.Tensor, bool]:
+    def _bits_for(self, number: int, num_units: int) -> tuple[torch.Tensor, bool]:
         """Return the memory for the bits of a call, and whether the bits are unset."""
-        memory, before = self._dead_bits.get(place), self.dead[place]
-        if memory is None or memory.units.number != number:
-            bits = torch.empty(num_bytes(number), dtype=torch.uint8, device="cpu")
-            memory = self._dead_bits[place] = DeadBits(bits, UnitMask(to_host(bits), number))
+        memory, before = self._dead_bits.get(number), self.dead[number]
+        if memory is None or memory.units.number != num_units:
+            bits = torch.empty(num_bytes(num_units), dtype=torch.uint8, device="cpu")
+            memory = self._dead_bits[number] = DeadBits(bits, UnitMask(to_host(bits), num_units))
         # an earlier forward pass of the step was read by torch operations: continue from its result
-        if isinstance(before, torch.Tensor) and before.numel() == number:
+        if isinstance(before, torch.Tensor) and before.numel() == num_units:
             memory.units.bits[:] = packed(to_host(before)).bits
             return memory.bits, False
         return memory.bits, before is not memory.units
 
-    def _join(self, dead_C: torch.Tensor, place: int) -> None:
+    def _join(self, dead_C: torch.Tensor, number: int) -> None:
         """Combine the dead units of a call with those of the same call in earlier forward passes of the step."""
-        before = self.dead[place]
+        before = self.dead[number]
         if isinstance(before, UnitMask):
             before = _flags(before).to(dead_C.device)
         if before is not None and before.shape == dead_C.shape:  # else the number of units changed: keep the newest
             dead_C = before & dead_C
-        self.dead[place] = dead_C
-        self.num_dead[place] = None
+        self.dead[number] = dead_C
+        self.num_dead[number] = None
 
     def _is_channels_first(self, x: torch.Tensor) -> bool:
         # without a known layer before it, four or more dimensions suggest an image

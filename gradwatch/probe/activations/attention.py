@@ -133,9 +133,9 @@ def _of_kernel(node: Node, saved: Saved) -> Tensor | None:
     scale = node._saved_scale
     logits_BHQK = q_BHQD @ k_BHKD.mT * (1 / math.sqrt(query.shape[3]) if scale is None else float(scale))
     if node._saved_is_causal:
-        places_Q = torch.arange(query.shape[2], device=query.device)[rows]
-        places_K = torch.arange(key.shape[2], device=query.device)
-        logits_BHQK = logits_BHQK.masked_fill(places_K > places_Q[:, None], -math.inf)
+        positions_Q = torch.arange(query.shape[2], device=query.device)[rows]
+        positions_K = torch.arange(key.shape[2], device=query.device)
+        logits_BHQK = logits_BHQK.masked_fill(positions_K > positions_Q[:, None], -math.inf)
     # the kernel gets an additive mask: booleans have become 0 and -inf
     name = _mask_name(node)
     mask = saved(node, name) if name else None

@@ -83,7 +83,7 @@ class OwnerModule(NamedTuple):
     """The module before an activation: name, index in the model, layout of its units, and whether it is recurrent."""
 
     name: str
-    place: int
+    module_index: int
     channels_first: bool | None
     is_recurrent: bool
 
@@ -108,7 +108,7 @@ class FunctionCall(NamedTuple):
     """
 
     name: str
-    place: int
+    module_index: int
     channels_first: bool | None
     function: FunctionType
     output: Tensor | None
@@ -140,10 +140,10 @@ class FunctionalActivations:
         self._uses_of_hooks = count_uses()
         self._visited = Visited(set(), set())
         self._owners: dict[Tensor, OwnerModule] = {}
-        for place, (name, module) in enumerate(named_modules(models)):
+        for index, (name, module) in enumerate(named_modules(models)):
             # a parametrized weight belongs to the layer, not to the helper modules inside it
             name = name.partition(".parametrizations.")[0].removesuffix(".parametrizations")
-            owner = OwnerModule(name, place, _is_channels_first(module), isinstance(module, RECURRENT))
+            owner = OwnerModule(name, index, _is_channels_first(module), isinstance(module, RECURRENT))
             for param in module.parameters(recurse=False):
                 self._owners.setdefault(param, owner)
 
@@ -183,14 +183,14 @@ class FunctionalActivations:
                 with torch.no_grad():
                     attention = read_attention(node, self._saved)
             if attention is not None or (output is not None and output.numel()):
-                yield FunctionCall(name, owner.place, owner.channels_first, function, output, attention)
+                yield FunctionCall(name, owner.module_index, owner.channels_first, function, output, attention)
         yield from self._routings(routers.values())
 
     def _routings(self, routers: Iterable[Router]) -> Iterator[FunctionCall]:
         for router in routers:
             owner, tokens = self._owner(router.product), count_tokens(router, self._saved)
             if owner is not None and tokens is not None:
-                yield FunctionCall(f"{owner.name}.routing", owner.place, False, _ROUTING, tokens, None)
+                yield FunctionCall(f"{owner.name}.routing", owner.module_index, False, _ROUTING, tokens, None)
 
     def _output(self, node: Node, function: FunctionType) -> Tensor | None:
         """Return the output of an activation, or None if the output is not in memory unchanged."""

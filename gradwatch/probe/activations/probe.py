@@ -177,7 +177,7 @@ class FunctionAccumulators:
         accumulator = self.found.get(info)
         if accumulator is None and self.is_open:
             accumulator = self.found[info] = self._new()
-            self.order[info] = call.place + 0.5  # after the module of that index
+            self.order[info] = call.module_index + 0.5  # after that module
         # only at the first call of a step: sums of one step must follow the same rules
         if accumulator is not None and not accumulator.is_called:
             accumulator.update_rules(call.function.rules, channels_first=call.channels_first)
@@ -274,13 +274,13 @@ class ActivationProbe:
         self._order: dict[ActivationInfo, float] = {}
         infos: list[ActivationInfo] = []
         channels_first: bool | None = None
-        for place, (name, module) in enumerate(named_modules(model)):
+        for i, (name, module) in enumerate(named_modules(model)):
             if isinstance(module, (*_CHANNELS_FIRST, *_FEATURES_LAST)):
                 channels_first = isinstance(module, _CHANNELS_FIRST)
             rules = rules_of(module)
             if rules is not None and takes_hooks(module):
                 infos.append(ActivationInfo(name=name, module_type=type(module).__name__))
-                self._order[infos[-1]] = place
+                self._order[infos[-1]] = i
                 accumulator = self._new_accumulator(rules, channels_first=channels_first)
                 self._accumulators.append(accumulator)
                 hook = inert_hook(partial(_after_forward, self, accumulator), is_compiled=True)

@@ -91,9 +91,9 @@ class SilentUnits:
         kept = [i for i, (sample, _) in enumerate(self._marks) if sample % stride[i] == 0]
         if len(kept) < len(self._marks):
             # the next mark that is kept: a unit is then known to be silent for a shorter time, never for a longer one
-            place = np.full(FIRED + 1, FIRED, np.uint8)
-            place[: len(self._marks)] = np.searchsorted(kept, np.arange(len(self._marks)))
-            self._since_U = place[self._since_U]
+            new_mark = np.full(FIRED + 1, FIRED, np.uint8)
+            new_mark[: len(self._marks)] = np.searchsorted(kept, np.arange(len(self._marks)))
+            self._since_U = new_mark[self._since_U]
             self._marks = [self._marks[i] for i in kept]
 
     def _summary(self) -> NDArray[np.float32]:
@@ -105,8 +105,8 @@ class SilentUnits:
             return row_3A
         module_U = np.repeat(np.arange(len(sizes_A)), [8 * num_bytes(size) for size in self._sizes])
         num_marks = len(self._marks)
-        place = num_marks * module_U[silent] + self._since_U[silent]
-        count_AM = np.bincount(place, minlength=num_marks * len(sizes_A)).reshape(-1, num_marks).cumsum(axis=1)
+        cell = num_marks * module_U[silent] + self._since_U[silent]
+        count_AM = np.bincount(cell, minlength=num_marks * len(sizes_A)).reshape(-1, num_marks).cumsum(axis=1)
         now_A = count_AM[:, -2:].min(axis=1)
         earliest_A = np.argmax(count_AM >= AGREEING_FRAC * now_A[:, None], axis=1)  # the newest mark at the latest
         (some,) = now_A.nonzero()

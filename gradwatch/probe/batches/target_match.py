@@ -208,11 +208,11 @@ class OutputSlice(NamedTuple):
 
     Args:
         dims: Dimensions that may hold the classes; each is read completely.
-        place: Index of the part in the output.
+        slices: Index of the part in the output.
     """
 
     dims: tuple[int, ...]
-    place: tuple[slice, ...]
+    slices: tuple[slice, ...]
 
 
 class OutputCall(NamedTuple):
@@ -346,10 +346,10 @@ class TargetMatch:
         self._calls += 1
         if not 0 < len(found) <= MAX_OUTPUTS or self.is_over or self._calls > MAX_CALLS:
             return
-        for place, scores in enumerate(found):
+        for i, scores in enumerate(found):
             if can_be_read(scores) and scores.ndim and len(scores) >= MIN_SAMPLES:
-                self._made_by[place] = self._maker_of(scores)
-                read = self._read.setdefault(place, [])
+                self._made_by[i] = self._maker_of(scores)
+                read = self._read.setdefault(i, [])
                 self._handles.append(scores.register_hook(inert_hook(_OutputHook(read, scores.detach()))))
 
     def find(self, loss: Any = None, /) -> Iterator[Observation]:
@@ -362,7 +362,7 @@ class TargetMatch:
             return
         # a call without a gradient does not belong to the loss, and neither does a state that a model returns; of
         # several outputs with a gradient, any may be the prediction
-        used = [place for place, read in self._read.items() if read]
+        used = [i for i, read in self._read.items() if read]
         read = self._read[used[0]] if len(used) == 1 else []
         if 0 < len(read) == self._calls <= MAX_CALLS:
             self._sent.append(StepRead.send(read, self._made_by[used[0]], loss))
@@ -420,12 +420,12 @@ class _OutputHook:
         self._read = read
         self._slices = slices_of(scores.shape)
         # clones: the loop may change the output in place, and a view would keep all of it
-        self._scores = [scores[part.place].clone() for part in self._slices]
+        self._scores = [scores[part.slices].clone() for part in self._slices]
 
     def __call__(self, gradient: Tensor) -> None:
         if not has_plain_values(gradient):  # of many backward passes at once
             return
-        gradients = [gradient.detach()[part.place].clone() for part in self._slices]
+        gradients = [gradient.detach()[part.slices].clone() for part in self._slices]
         self._read.append(OutputCall(gradient.numel(), self._slices, self._scores, gradients))
 
 
@@ -443,15 +443,15 @@ def slices_of(shape: Sequence[int]) -> list[OutputSlice]:
 
 def _spread(shape: Sequence[int], samples: int, whole: int) -> tuple[slice, ...]:
     """Return the index of leading samples, of all of one dimension, and of evenly spread positions in the others."""
-    place = [slice(samples), *map(slice, shape[1:])]
+    index = [slice(samples), *map(slice, shape[1:])]
     budget = MAX_VALUES // 2 // (samples * shape[whole])  # either dimension has a part
     others = [d for d in range(1, len(shape)) if d != whole]
     for left, d in zip(range(len(others), 0, -1), others, strict=True):
         number = min(shape[d], max(1, int(budget ** (1 / left))))
         every = shape[d] // number
-        place[d] = slice(every // 2, every // 2 + every * (number - 1) + 1, every)
+        index[d] = slice(every // 2, every // 2 + every * (number - 1) + 1, every)
         budget //= number  # a short dimension leaves its share to the others
-    return tuple(place)
+    return tuple(index)
 
 
 def _gain(read: list[CallValues], loss: float) -> PairingGain | None:

@@ -111,6 +111,6 @@ def _split_dims(tensor: torch.Tensor) -> tuple[int, ...]:
 
 def _ranks(tensor: Any, dims: Iterable[int]) -> tuple[int, ...]:
     """Return the ranks along some dimensions of a tensor's mesh, through this process."""
-    mesh, place = tensor.device_mesh, tensor.device_mesh.get_coordinate()
-    index = tuple(slice(None) if i in dims else place[i] for i in range(mesh.ndim))
+    mesh, coordinate = tensor.device_mesh, tensor.device_mesh.get_coordinate()
+    index = tuple(slice(None) if i in dims else coordinate[i] for i in range(mesh.ndim))
     return tuple(sorted(to_ints(mesh.mesh[index].flatten())))

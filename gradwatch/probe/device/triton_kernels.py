@@ -193,8 +193,8 @@ def count_bins(
     steps = tl.minimum(tl.maximum((magnitude >> SHIFT) - (LOWEST - 1), 0), SIDE)
     bins = tl.where(bits < 0, SIDE - steps, SIDE + steps)
     counts = tl.histogram(tl.where(is_there & (magnitude <= 0x7F800000), bins, TABLE - 1), TABLE)
-    places = tl.arange(0, TABLE)
-    tl.atomic_add(out_B + places, counts.to(tl.int64), mask=(places < NUM_BINS) & (counts > 0))
+    indices = tl.arange(0, TABLE)
+    tl.atomic_add(out_B + indices, counts.to(tl.int64), mask=(indices < NUM_BINS) & (counts > 0))
 
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]

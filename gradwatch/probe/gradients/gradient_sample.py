@@ -30,7 +30,7 @@ class GradientSample:
     """
 
     def __init__(self, grad: Tensor) -> None:
-        self._place, self._version = last_write(grad)
+        self._address, self._version = last_write(grad)
         self._numbers_N = _leading(grad)
 
     def numbers_with(self, grad: Tensor) -> Tensor | None:
@@ -43,7 +43,7 @@ class GradientSample:
             Tensor of shape (2, N), on the device of the gradient, which the host need not wait for. None if it is
             still this one: nothing has written to it, or it has too few numbers to tell.
         """
-        if (self._place, self._version) == last_write(grad) or is_capturing([grad]):
+        if (self._address, self._version) == last_write(grad) or is_capturing([grad]):
             return None
         now_N = _leading(grad)
         if self._numbers_N is None or now_N is None or len(now_N) != len(self._numbers_N):

@@ -138,23 +138,23 @@ class RecurrenceProbe:
         self.clear()
         self._name, self._uses = name, len(uses)
         count = min(MAX_MEASURED_USES, len(uses))
-        places = [k * (len(uses) - 1) // (count - 1) for k in range(count)]
-        self._norms_U = [None] * len(places)
-        for place, use in enumerate(places):
-            self._handles.append(uses[use].register_prehook(inert_hook(_NormHook(self._norms_U, place))))
+        indices = [k * (len(uses) - 1) // (count - 1) for k in range(count)]
+        self._norms_U = [None] * len(indices)
+        for u, index in enumerate(indices):
+            self._handles.append(uses[index].register_prehook(inert_hook(_NormHook(self._norms_U, u))))
 
 
 @final
 class _NormHook:
     """Hook of a node that records the norm of its gradient."""
 
-    def __init__(self, norms_U: list[Tensor | None], place: int) -> None:
-        self._norms_U, self._place = norms_U, place
+    def __init__(self, norms_U: list[Tensor | None], index: int) -> None:
+        self._norms_U, self._index = norms_U, index
 
     def __call__(self, gradients: tuple[Tensor | None, ...]) -> None:
         gradient = gradients[0] if gradients else None
         if gradient is not None and has_plain_values(gradient):
-            self._norms_U[self._place] = gradient.detach().float().norm()
+            self._norms_U[self._index] = gradient.detach().float().norm()
 
 
 def growth_of(norms_U: np.ndarray[Any, Any]) -> float:

@@ -58,12 +58,12 @@ class _Tables:
 
     def find_product(self, node: Node) -> Iterator[Observation]:
         """Yield a product of rows of two tables."""
-        places = [self._table(child) for child in self._graph.inputs(node)]
-        if len(places) != 2 or places[0] is None or places[1] is None or places[0] == places[1]:
+        tables = [self._table(child) for child in self._graph.inputs(node)]
+        if len(tables) != 2 or tables[0] is None or tables[1] is None or tables[0] == tables[1]:
             return
-        one, other = (self._layers[place] for place in places if place is not None)
+        one, other = (self._layers[table] for table in tables if table is not None)
         width = one.shape[-1]
-        values = {"first": places[0], "second": places[1], "dimension": width}
+        values = {"first": tables[0], "second": tables[1], "dimension": width}
         rows = f"rows of {one.name} and {other.name}"
         yield EMBEDDING_PRODUCT.observe(one.module or one.name, values=values, rows=rows, width=width)
 
@@ -78,15 +78,15 @@ class _Tables:
             return
         # `whole` is the sum over the rows; below it are the rows, of shape (..., fields, width)
         rows = self._graph.through(self._graph.first(whole)) if operation(whole) == "Sum" else None
-        place = self._table(rows) if rows is not None else None
-        if rows is None or place is None or len(shape(rows)) < 3 or not self._is_sum_of_squares(sums[1], rows):
+        table = self._table(rows) if rows is not None else None
+        if rows is None or table is None or len(shape(rows)) < 3 or not self._is_sum_of_squares(sums[1], rows):
             return
         fields, width = shape(rows)[-2:]
         pairs = fields * (fields - 1) // 2
-        name = self._layers[place].name
-        values = {"first": place, "second": place, "dimension": pairs * width}
+        name = self._layers[table].name
+        values = {"first": table, "second": table, "dimension": pairs * width}
         products = f"all {pairs} pairs of rows of {name} in a sample"
-        layer = self._layers[place].module or name
+        layer = self._layers[table].module or name
         yield EMBEDDING_PRODUCT.observe(layer, values=values, rows=products, width=width)
 
     def find_tied(self, node: Node) -> Iterator[Observation]:
@@ -98,14 +98,14 @@ class _Tables:
         is_scaled = made_by is not None and operation(made_by) in ("Mul", "Div") and len(graph.inputs(made_by)) == 1
         if leaf is None or leaf not in self._looked_up or is_scaled or not is_leaf(leaf):
             return
-        if (place := self._index.get(leaf.variable)) is None:
+        if (weight := self._index.get(leaf.variable)) is None:
             return
-        layer = self._layers[place]
+        layer = self._layers[weight]
         if len(layer.shape) != 2:  # a table that is a part of a larger parameter
             return
         rows, width = layer.shape
         is_normalised = made_by is not None and operation(made_by) in NORMS
-        numbers = {"weight": place, "dimension": width, "classes": rows, "normalised": is_normalised}
+        numbers = {"weight": weight, "dimension": width, "classes": rows, "normalised": is_normalised}
         yield TIED_EMBEDDING.observe(layer.module or layer.name, values=numbers, table=layer.name)
 
     def find_codebook(self, node: Node) -> Iterator[Observation]:
@@ -129,12 +129,12 @@ class _Tables:
         made_by = self._graph.through(node)
         if made_by is not None and operation(made_by) == "Embedding":
             made_by = self._graph.through(self._graph.first(made_by))  # from the lookup to its table
-        if made_by is None or not is_leaf(made_by) or (place := self._index.get(made_by.variable)) is None:
+        if made_by is None or not is_leaf(made_by) or (index := self._index.get(made_by.variable)) is None:
             return None
-        layer = self._layers[place]
+        layer = self._layers[index]
         # other matrices are tables only if they are indexed
         is_table = "Embedding" in layer.module_type or self._is_indexed(node)
-        return place if is_table and len(layer.shape) == 2 else None
+        return index if is_table and len(layer.shape) == 2 else None
 
     def _is_indexed(self, node: Node) -> bool:
         while operation(node) not in LOOKUPS and operation(node) in LAYOUT and self._graph.inputs(node):

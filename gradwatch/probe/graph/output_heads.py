@@ -150,8 +150,8 @@ def _numbered_modules(layers: Sequence[LayerInfo]) -> dict[str, dict[str, list[s
     for layer in layers:
         parts = layer.name.split(".")
         # a number at the start has no parent that could be named
-        for place in (i for i, part in enumerate(parts) if part.isdigit() and i > 0):
-            found.setdefault(".".join(parts[:place]), {}).setdefault(parts[place], []).append(layer)
+        for i in (i for i, part in enumerate(parts) if part.isdigit() and i > 0):
+            found.setdefault(".".join(parts[:i]), {}).setdefault(parts[i], []).append(layer)
     return {
         parent: {number: [layer.name for layer in own] for number, own in modules.items()}
         for parent, modules in found.items()

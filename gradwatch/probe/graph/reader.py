@@ -12,7 +12,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradwatch.attempts import Attempts
-from gradwatch.events import BROADCAST, CUT, DERIVATIVE, LOG_OF_SOFTMAX, POOLED, SINGULAR, UNSTABLE, Observation, Place
+from gradwatch.events import (
+    BROADCAST,
+    CUT,
+    DERIVATIVE,
+    LOG_OF_SOFTMAX,
+    POOLED,
+    SINGULAR,
+    UNSTABLE,
+    EventKey,
+    Observation,
+)
 from gradwatch.formulas import Formula, stable_code
 from gradwatch.probe.device.dtensor import gathers
 from gradwatch.probe.graph.cross_entropy import find_chance_loss, find_class_bias
@@ -105,7 +115,7 @@ class LossGraphReader:
         layers: Sequence[LayerInfo],
         *,
         optimizers: Sequence[Optimizer] = (),
-        known: Iterable[Place] = (),
+        known: Iterable[EventKey] = (),
         attempts: Attempts | None = None,
     ) -> None:
         self._attempts = attempts or Attempts()
@@ -139,11 +149,11 @@ class LossGraphReader:
         found = [*self._match_rules(graph)]
         for part, find in self._inspections(graph, step=step, is_whole=is_whole, inspects_nan=inspects_nan).items():
             found += self._attempts.run(f"{part} {OF_THE_LOSS}", lambda find=find: [*find()]) or ()  # type: ignore[misc]
-        news: dict[Place, Observation] = {}
+        news: dict[EventKey, Observation] = {}
         for observation in found:
             # one event for each kind and layer in a run
-            if observation.place not in self._known:
-                news.setdefault(observation.place, observation)
+            if observation.key not in self._known:
+                news.setdefault(observation.key, observation)
         self._known.update(news)
         return [observation.at(step) for observation in news.values()]
 
@@ -246,10 +256,10 @@ class LossGraphReader:
         trainable = [i for param, i in self._index.items() if param.requires_grad]
         runs = [(is_cut, list(group)) for is_cut, group in groupby(trainable, lambda i: i not in reached)]
         # cut and reached runs alternate, so half of the runs are cuts
-        for place, (is_cut, run) in enumerate(runs[: 2 * MAX_CUTS]):
+        for i, (is_cut, run) in enumerate(runs[: 2 * MAX_CUTS]):
             if is_cut:
                 first, last = (self._layers[i] for i in (run[0], run[-1]))
-                after = self._layers[runs[place + 1][1][0]].module if place + 1 < len(runs) else None
+                after = self._layers[runs[i + 1][1][0]].module if i + 1 < len(runs) else None
                 end = last.module or last.name
                 where = f"between {end} and {after}" if after else f"after {end}"
                 number = f"{len(run)} tensor{'s' if len(run) > 1 else ''}"

@@ -83,10 +83,10 @@ def _mixing(graph: Graph, softmax: Node, axis: int) -> tuple[Node, int] | None:
     if node is None or not shape(node) or not _has_weight(graph, node):
         return None
     sizes = shape(node)
-    place = CHANNEL_DIM if operation(node) == "Convolution" else len(sizes) - 1
+    class_axis = CHANNEL_DIM if operation(node) == "Convolution" else len(sizes) - 1
     # an axis of another length may be one that the layer does not produce, such as time
-    is_other = is_torn or (axis != place and sizes[place] == classes)
-    return (node, sizes[place]) if is_other else None
+    is_other = is_torn or (axis != class_axis and sizes[class_axis] == classes)
+    return (node, sizes[class_axis]) if is_other else None
 
 
 def _has_weight(graph: Graph, node: Node) -> bool:
@@ -102,10 +102,10 @@ def _before_view(before: Sequence[int], after: Sequence[int], axis: int) -> int 
     """Return the axis before a view that contains an axis; `TORN`; or None if the axis joins several."""
     span = _spans(after)[axis]
     # a view keeps the order of the values, so strides of contiguous tensors show which axes correspond
-    for place, (inner, outer) in enumerate(_spans(before)):
-        if before[place] > 1 and inner <= span.inner and span.outer <= outer:
+    for d, (inner, outer) in enumerate(_spans(before)):
+        if before[d] > 1 and inner <= span.inner and span.outer <= outer:
             is_part = span.inner % inner == 0 and outer % span.outer == 0
-            return place if is_part else TORN
+            return d if is_part else TORN
     return None if all(_is_edge(before, edge) for edge in span) else TORN
 
 

@@ -60,13 +60,13 @@ def find_custom_matrices(
     for node in graph.of(*FACTORS):
         first = FACTORS[operation(node)]
         leaves = [_leaf(graph, edge) for edge in graph.edges(node)[first : first + 2]]
-        known = [(place, *leaf) for place, leaf in enumerate(leaves) if leaf]
+        known = [(i, *leaf) for i, leaf in enumerate(leaves) if leaf]
         if len(known) != 1:  # of two parameters one is the signal, such as learned queries
             continue
-        place, param, is_turned = known[0]
+        i, param, is_turned = known[0]
         if param.ndim == 2 and param in index and not _is_weight_of_torch(layers[index[param]]):
             # a product sums over the last dimension of its first factor and the first of its second
-            found.setdefault(index[param], param.shape[(place + 1 + is_turned) % 2])
+            found.setdefault(index[param], param.shape[(i + 1 + is_turned) % 2])
     for i, inputs in sorted(found.items())[:MAX_WEIGHTS]:
         yield MATRIX.observe(layers[i].name, values={"weight": i, "inputs": inputs})
 

@@ -131,8 +131,8 @@ def _is_active(name: str, args: Any, kwargs: Any) -> bool:
     return has_statistics and bool(_argument("training", 5, args, kwargs, False))
 
 
-def _argument(name: str, place: int, args: Any, kwargs: Any, default: Any) -> Any:
-    return args[place] if len(args) > place else kwargs.get(name, default)
+def _argument(name: str, position: int, args: Any, kwargs: Any, default: Any) -> Any:
+    return args[position] if len(args) > position else kwargs.get(name, default)
 
 
 def _caller() -> nn.Module | None:

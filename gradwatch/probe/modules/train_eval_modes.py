@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase as Norm
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from gradwatch.events import MODE_FROZEN, MODE_TRAINING, MODE_VALIDATION, EventKind, Observation, Place
+from gradwatch.events import MODE_FROZEN, MODE_TRAINING, MODE_VALIDATION, EventKey, EventKind, Observation
 from gradwatch.probe.inert_hook import inert_hook, remove_hooks, takes_hooks, untraced
 from gradwatch.probe.modules.batch_norm import BatchNormStatistics, has_statistics, is_blank
 from gradwatch.probe.parameters import Models, common_path, hookable_modules, named_modules
@@ -71,7 +71,7 @@ class TrainEvalModes:
         models: Models,
         optimizers: Sequence[Optimizer],
         *,
-        known: Iterable[Place] = (),
+        known: Iterable[EventKey] = (),
         hooked: bool = True,
     ) -> None:
         called = list(models.values() if isinstance(models, Mapping) else [models])
@@ -153,8 +153,8 @@ class TrainEvalModes:
         return [observation.at(step) for observation in self._news(found)]
 
     def _news(self, found: Iterable[Observation]) -> list[Observation]:
-        news = [observation for observation in found if observation.place not in self._known]
-        self._known.update(observation.place for observation in news)
+        news = [observation for observation in found if observation.key not in self._known]
+        self._known.update(observation.key for observation in news)
         return news
 
     def _has_evaluated(self) -> bool:

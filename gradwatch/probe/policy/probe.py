@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gradwatch.attempts import Attempts
-from gradwatch.events import POLICY, Observation, Place
+from gradwatch.events import POLICY, EventKey, Observation
 from gradwatch.probe.activations.saved_hooks import count_uses, saved_tensor
 from gradwatch.probe.device.sync import is_capturing
 from gradwatch.probe.graph.graph import Graph, uncollected
@@ -51,7 +51,7 @@ class PolicyProbe:
         spent_s: Seconds that readings took since `read`.
     """
 
-    def __init__(self, params: Sequence[Tensor], *, known: Collection[Place], attempts: Attempts) -> None:
+    def __init__(self, params: Sequence[Tensor], *, known: Collection[EventKey], attempts: Attempts) -> None:
         self._params, self._attempts = frozenset(params), attempts
         self._is_on = False
         self._waits = itertools.cycle(WAITS)
@@ -119,4 +119,4 @@ class PolicyProbe:
         """Return the policy gradient in a graph, if the policy is of the watched model."""
         policy = find_policy(graph)
         # tensors hash by identity, so a set of them is safe
-        return policy if policy is not None and graph.parameter(policy.place) in self._params else None
+        return policy if policy is not None and graph.parameter(policy.node) in self._params else None

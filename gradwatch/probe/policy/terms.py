@@ -33,7 +33,7 @@ class Policy(NamedTuple):
     clamp: Node | None
 
     @property
-    def place(self) -> Node:
+    def node(self) -> Node:
         """A node above the parameters of the policy."""
         return self.ratio if self.source is None else self.source
 
@@ -43,13 +43,13 @@ def find_policy(graph: Graph) -> Policy | None:
 
     Weights of classes in a cross entropy look the same; only the signs of the constants differ.
     """
-    place = {node: i for i, node in enumerate(graph.nodes)}
+    order = {node: i for i, node in enumerate(graph.nodes)}
     for choice in graph.of(*CHOICES):
         below = graph.first(choice)
         source = _source(graph, below) if logits_of(graph, below) is not None else None
         if source is None:
             continue
-        above = sorted(graph.above(choice), key=lambda node: -place[node])
+        above = sorted(graph.above(choice), key=lambda node: -order[node])
         # a factor of the whole loss has no shape
         weighings = tuple(it for it in above if operation(it) == "Mul" and None in graph.edges(it) and shape(it))
         if weighings:

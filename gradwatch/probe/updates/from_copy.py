@@ -81,9 +81,9 @@ class CopyUpdateProbe:
         by_device: defaultdict[torch.device, list[int]] = defaultdict(list)
         for i, param in enumerate(self._params):
             by_device[param.device].append(i)
-        for place, indices in by_device.items():
+        for source, indices in by_device.items():
             weights = [_values(self._params[i]) for i in indices]  # the norms widen half precision one by one
-            norm_L = torch.stack(torch._foreach_norm(weights, 2, dtype=torch_reduce.wide_dtype(place)))
+            norm_L = torch.stack(torch._foreach_norm(weights, 2, dtype=torch_reduce.wide_dtype(source)))
             row_2L[0].index_copy_(0, on_device(tuple(indices), device), norm_L.float().to(device, non_blocking=True))
         return row_2L
 

@@ -77,9 +77,9 @@ def _sum_and_norm(param: Tensor) -> Tensor:
     return torch.stack([values.sum(dtype=wide), torch.linalg.vector_norm(values, dtype=wide)])
 
 
-def runs(places: Sequence[int]) -> Iterator[tuple[int, int]]:
+def runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield the first and the last of each run of consecutive numbers."""
     # a number minus its position is constant within a run
-    for _, run in itertools.groupby(enumerate(places), lambda pair: pair[1] - pair[0]):
-        numbers = [place for _, place in run]
-        yield numbers[0], numbers[-1]
+    for _, run in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        members = [number for _, number in run]
+        yield members[0], members[-1]

@@ -118,7 +118,7 @@ LARGE = [(8,), (500_000,), (64, 1000), (4096, 50_257), (8, 1024, 50_257), (64, 2
 def test_what_is_read_of_an_output_does_not_grow_with_it(shape):
     output = torch.zeros(1).expand(shape)
     for part in slices_of(shape):
-        read = output[part.place]
+        read = output[part.slices]
         classes = [shape[dim] for dim in part.dims]
 
         assert len(read) >= MIN_SAMPLES, "samples to compare with"
