@@ -28,7 +28,7 @@ def could_be_classes(labels_N: Labels) -> bool:
 
 
 def refuse_unlikely_classes(labels_N: Labels, *, place: str, remedy: str) -> None:
-    """Raise a GradwatchError if labels that were taken for classes cannot be classes.
+    """Raise a GradwatchError if labels that are considered classes cannot be classes.
 
     Args:
         labels_N: Label of each sample.

@@ -164,7 +164,7 @@ def _unharmed(history: History, loss: float) -> tuple[str, bool]:
     """Return why the loss is a mean over nothing, or an empty text, and whether the newest step harmed nothing.
 
     A mean over nothing is 0 / 0, and the derivative of each term that is left out is exactly 0. Its gradient shows this
-    only if a backward pass was made, which a skipped update does not tell.
+    only if a backward pass was made, which a skipped update does not show.
     """
     l2_L, skipped = history.param.newest("grad.l2"), history.run.newest("skipped")[0] == 1
     known_L = l2_L[~np.isnan(l2_L)]

@@ -212,7 +212,7 @@ def _format_lines(report: FormatReport) -> list[str]:
     if not report.lost:
         lines.append(f"    no operation loses {LEAST_LOST} digits or more")
     if report.unfollowed:
-        lines.append(f"    taken for exact, since they have no float64: {', '.join(report.unfollowed)}")
+        lines.append(f"    considered exact, since they have no float64: {', '.join(report.unfollowed)}")
     return lines
 
 

@@ -73,7 +73,7 @@ class Shadows:
 
         Args:
             func: The operation.
-            args: Arguments with twins in place of tensors, made before the operation ran.
+            args: Arguments with twins instead of tensors, made before the operation ran.
             kwargs: Further arguments, likewise.
             out: Result of the operation on the tensors themselves.
 
@@ -100,7 +100,7 @@ class Shadows:
         return True
 
     def arguments(self, value: Any) -> Any:
-        """Return nested arguments with twins in place of tensors, and wide formats in place of floating-point ones."""
+        """Return nested arguments with twins instead of tensors, and wide formats instead of floating-point ones."""
 
         def wide(leaf: Any) -> Any:
             if isinstance(leaf, Tensor):

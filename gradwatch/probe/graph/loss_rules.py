@@ -169,7 +169,7 @@ def _not_logarithmic(node: Node, function: str) -> GraphMatch:
 
 
 def _softmax_of(graph: Graph, node: Node | None) -> Node | None:
-    """Return the softmax of which a node is the logarithm, or None."""
+    """Return the softmax whose logarithm a node computes, or None."""
     if node is not None and operation(node) == "Log":
         below = graph.through(graph.first(node), also=CLAMPS)
         return below if below is not None and operation(below) == "Softmax" else None
