@@ -68,10 +68,13 @@ LOSS_SIDE = frozenset(
     {
         "Abs",
         "Add",
+        "Clamp",
         "Div",
+        "Exp",
         "Expand",
         "HuberLoss",
         "Mean",
+        "Minimum",
         "MseLoss",
         "Mul",
         "Neg",
@@ -82,7 +85,7 @@ LOSS_SIDE = frozenset(
         "ToCopy",
     }
 )
-"""Operations between a loss and the difference of prediction and target."""
+"""Operations between a loss and the difference of prediction and target, or of two log-probabilities."""
 
 
 @final

@@ -307,13 +307,16 @@ BROADCAST = {
     "smooth_l1_loss": lambda m: F.smooth_l1_loss(m(X).squeeze(), BINARY),
     "by hand": lambda m: ((m(X) - BINARY[:, 0]) ** 2).mean(),
     "the other way round": lambda m: (BINARY - m(X)[:, 0]).abs().mean(),
+    "the ratio of a policy": lambda m: (
+        -torch.min((m(X) - BINARY[:, 0]).exp() * 2, (m(X) - BINARY[:, 0]).exp().clamp(0.8, 1.2) * 2).mean()
+    ),
 }
 
 
 @pytest.mark.parametrize("name", BROADCAST)
 @pytest.mark.filterwarnings("ignore:Using a target size")
 def test_a_target_that_is_broadcast_against_the_prediction_is_found(name):
-    found, (event,) = read(mlp(1), BROADCAST[name])
+    found, (event, *_) = read(mlp(1), BROADCAST[name])
     assert found == {("broadcast", "2")}
     assert "(16, 1)" in event.text
     assert "16 x 16" in event.text

@@ -84,7 +84,7 @@ def train_embedder(attach: Attach, *, warms_up: bool) -> float:
     tags=("contrastive", "rate"),
 )
 def contrast_without_warm_up(attach: Attach) -> None:
-    """The schedule that warms up the rate of a supervised contrastive loss is built, and never stepped, so that the rate
+    """The schedule that warms up the rate of a supervised contrastive loss is built but never stepped, so that the rate
     stays at 1 %. The loss starts near log 127 = 4.84, falls to 4.4 in 300 steps, and the nearest known digit is the
     same for 94.4 % of new ones.
     """
