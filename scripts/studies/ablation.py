@@ -245,7 +245,8 @@ is repeated on the stored rows and events, so nothing is trained again.
 A mechanism without weight here may still be the only one for a fault that these scripts do not have. Before it goes,
 plant its fault in other models, optimizers and batch sizes, and compare. That kept the rules on batches of one class,
 on loops that stop clearing their gradients and on factorization machines: of 25 such loops, 22 are found by nothing
-else.
+else. Of 84 planted decays, `find_collapsed_weights` finds 10 sooner than anything else, and one alone. Of 84 planted
+learning rates, `find_diverging_loss` finds 5 alone. Reasons that say "planted" rest on small loops of this kind.
 
 ```console
 python -m scripts.fault_zoo {sets} --keep runs/zoo
