@@ -81,8 +81,8 @@ class LossPlateau:
     Half of the weight matrices have shrunk to `shrunk` of their first norms, and the loss has not fallen: a decay
     outweighs the gradient. (7) The last activation cannot give some targets of a squared error, which hold
     `unreachable` of their variance. (8) The loss set a new high in `highs` of its blocks, and is `loss_growth` times
-    chance level or the largest first loss. (9) A share `inward` of the path of the weights brought them nearer to 0,
-    with `constant_left` of the first loss left.
+    chance level or the largest first loss. (9) A share `inward` of the path of half of the matrices, with half of
+    their numbers, brought them nearer to 0, with `constant_left` of the first loss left.
 
     Exceptions to the rules: info is the loss of several optimizers, or of a model behind another learner, as in a game;
     of a policy gradient whose advantages have both signs; of a model that was trained before; and of weights that have

@@ -13,6 +13,8 @@ Wrong if other code makes the weights smaller between the updates: then the norm
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from gradwatch.detect.data_and_loss.loss_plateau_rules.progress import loss_evidence
@@ -32,7 +34,10 @@ ROUNDING = 1e-5
 
 
 def find_inward_updates(history: History, *, share: tuple[float, float], intervals: int, left: float) -> Sign | None:
-    """Return a sign if the updates of the median matrix point at the origin while much of the loss is left.
+    """Return a sign if the updates of most weights point at the origin while much of the loss is left.
+
+    Most are half of the matrices, and half of their numbers: the small vectors of many attention heads may decay while
+    a few large layers learn.
 
     Args:
         history: History of the run.
@@ -59,6 +64,9 @@ def find_inward_updates(history: History, *, share: tuple[float, float], interva
     found = float(median(share_W))
     # `<=` is False for nan
     if not share[0] <= found <= share[1] or 2 * np.count_nonzero(~np.isnan(share_W)) < len(share_W):
+        return None
+    numbers_W = np.array([math.prod(history.info.layers[w].shape) for w in indices_W])
+    if 2 * numbers_W[share_W >= share[0]].sum() < numbers_W[~np.isnan(share_W)].sum():
         return None
     shrunk = 1 - float(median(norm_TW[-1] / norm_TW[0]))
     return Sign(

@@ -1,13 +1,16 @@
 """Updates that do little but shrink the weights are found; other ways to become smaller are not."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 import gradwatch
-from gradwatch.detect.data_and_loss.loss_plateau_rules.examples import make_contracting
+from gradwatch.detect.data_and_loss.loss_plateau_rules.examples import make_contracting, make_flat
 from gradwatch.detect.data_and_loss.loss_plateau_rules.inward_updates import INWARD, find_inward_updates
 from gradwatch.history.synthetic.builder import Synthetic
+from gradwatch.history.synthetic.dynamics import ADAM_STEP
 
 
 def sign(history):
@@ -28,6 +31,17 @@ def test_updates_that_point_at_the_origin_are_found(inward):
 )
 def test_other_falls_of_the_norm_are_no_news(options):
     assert sign(make_contracting(**{"until": 191} | options)) is None
+
+
+@pytest.mark.parametrize(("width", "is_found"), [(8, True), (500, False)])
+def test_small_matrices_that_decay_do_not_speak_for_a_large_one_that_learns(width, is_found):
+    made = make_flat()
+    made.weight_l2_TL[:, 1:] *= 0.99 ** made.t_T[:, None]
+    made.update_factor_TL = 0.01 * made.weight_l2_TL / (made.lr_T[:, None] * made.width * ADAM_STEP)
+    large, *others = made.info.layers
+    made.info = replace(made.info, layers=(replace(large, shape=(width, 500)), *others))
+
+    assert (sign(made.history(191)) is not None) == is_found
 
 
 def test_a_matrix_that_some_updates_leave_out_is_not_told():
