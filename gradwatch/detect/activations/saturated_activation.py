@@ -13,10 +13,11 @@ import numpy as np
 from gradwatch.detect import Example, Recovery
 from gradwatch.detect.activations.saturated_activation_rules.minimized_entropy import find_minimized_entropy_of
 from gradwatch.detect.features.baseline import first_loss, is_learned, newest_loss
+from gradwatch.detect.features.events import was_trained
 from gradwatch.detect.features.finding import Sign, findings_of
 from gradwatch.detect.features.lasting_frac import lasting_frac
 from gradwatch.detect.features.recovery import start_of_state
-from gradwatch.events import ENTROPY_MINIMIZED
+from gradwatch.events import ENTROPY_MINIMIZED, WEIGHTS_TRAINED
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
@@ -52,7 +53,8 @@ class SaturatedActivation:
     row.
 
     How it is detected: the fraction is the smallest of successive sampled batches. (1) From the start: `early` of the
-    outputs have been saturated since the first batch, before anything was learned that could justify it. (2) Later:
+    outputs have been saturated since the first batch, before anything was learned that could justify it. A model that
+    was trained before in the same process may have learned it, and counts as later. (2) Later:
     `late` of the outputs are saturated. A softmax does not count, because it becomes confident by learning. Neither
     does the last module if the loss has fallen to `learned`, or belongs to several optimizers and so shows no progress.
     (3) Suddenly, for any of these: `late` of the outputs became saturated within `sudden` steps and stayed, while
@@ -111,7 +113,8 @@ class SaturatedActivation:
         yield from findings_of(self, history, find_minimized_entropy_of(history, fall=self.fall))
 
     def _signs(self, history: History) -> Iterator[Sign]:
-        is_start = history.step < self.start
+        # what a trained model does from its first batch on may have been learned
+        is_start = history.step < self.start and not was_trained(history)
         bound = min(self.early, self.late) if is_start else self.late
         saturated_A = lasting_frac(history, FRAC, samples=self.samples, at_least=bound)
         if saturated_A is None:
@@ -176,6 +179,8 @@ class SaturatedActivation:
     def examples(cls) -> Iterator[Example]:
         """Yield histories that fire, that stay quiet, and near misses."""
         yield Example("raw pixels go into a sigmoid", _with(1, "Sigmoid", fraction=0.95, onset=0), ("acts.1",))
+        trained = _make(1, "Sigmoid", fraction=0.5, onset=0).add_event(WEIGHTS_TRAINED, values={"changes": 300})
+        yield Example("half of the outputs of a model that was trained before", trained.history())
         yield Example("attention is one-hot from the start", _with(2, "Softmax", fraction=0.5, onset=0), ("acts.2",))
         yield Example("a tanh is driven into its tails", _with(0, "Tanh", fraction=0.95, onset=60), ("acts.0",))
         yield Example("a healthy run", Synthetic(steps=100, activations=3).history())
