@@ -58,7 +58,7 @@ def match_axis_mixup(graph: Graph, node: Node) -> GraphMatch | None:
 def _mixing(graph: Graph, softmax: Node, axis: int) -> tuple[Node, int] | None:
     """Return the layer whose outputs are mixed up before a softmax, and the number of outputs; or None."""
     classes = shape(softmax)[axis]
-    is_torn = False
+    is_torn = is_joined = False
     node = graph.first(softmax)
     while node is not None and operation(node) not in LINEAR:
         if (product := graph.past_bias(node)) is not node:  # of the same shape
@@ -70,10 +70,9 @@ def _mixing(graph: Graph, softmax: Node, axis: int) -> tuple[Node, int] | None:
         before, after = shape(inputs[0]), shape(node)
         if name in VIEWS and not is_torn:
             found = _before_view(before, after, axis)
-            if found is None:
-                return None
-            is_torn = found < 0
-            axis = found if found >= 0 else axis
+            # several axes, such as all places of a picture, may be what is chosen from
+            is_joined, is_torn = found is None, found is None or found < 0
+            axis = axis if found is None or is_torn else found
         elif name in TURNS | VIEWS:
             # a torn axis has no position before the view; it stays torn, wherever it goes
             axis = axis if is_torn else _before_transpose(node, axis, len(after))
@@ -85,7 +84,7 @@ def _mixing(graph: Graph, softmax: Node, axis: int) -> tuple[Node, int] | None:
     sizes = shape(node)
     class_axis = CHANNEL_DIM if operation(node) == "Convolution" else len(sizes) - 1
     # an axis of another length may be one that the layer does not produce, such as time
-    is_other = is_torn or (axis != class_axis and sizes[class_axis] == classes)
+    is_other = (is_torn and not is_joined) or ((is_joined or axis != class_axis) and sizes[class_axis] == classes)
     return (node, sizes[class_axis]) if is_other else None
 
 

@@ -30,6 +30,7 @@ MIXED = {
     "of an input that is not contiguous": lambda: nn.Linear(8, C)(TURNED).view(B, C, T),
     "without a bias": lambda: nn.Linear(8, C, bias=False)(WORDS).view(B, C, T),
     "twice as many places as classes": lambda: nn.Linear(8, C)(torch.randn(B, 32, 8)).view(B, C, 32),
+    "twice as many classes as places": lambda: nn.Linear(8, 2 * T)(WORDS).view(B, 2 * T, T),
     "a convolution, flattened": lambda: nn.Conv1d(8, 5, 3)(SIGNAL).reshape(-1, 5),
     "the wrong axes of a convolution swapped": lambda: nn.Conv1d(8, 5, 3)(SIGNAL).transpose(0, 1).reshape(-1, 5),
     "pictures, flattened": lambda: nn.Conv2d(3, 5, 1)(IMAGES).view(-1, 5),
