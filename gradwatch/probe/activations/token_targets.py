@@ -11,11 +11,12 @@ from typing import Any, ClassVar, NamedTuple, final
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from gradwatch.events import TARGETS_AHEAD, TARGETS_COPIED, TARGETS_VISIBLE, Observation
+from gradwatch.events import SEQUENCE_AXIS, TARGETS_AHEAD, TARGETS_COPIED, TARGETS_VISIBLE, Observation
 from gradwatch.probe.activations.attention import FUSED, SOFTMAX, queries_and_keys, sees_next_position
 from gradwatch.probe.activations.saved_hooks import count_uses, saved_tensor
 from gradwatch.probe.device.sync import can_be_read, host_tensor
 from gradwatch.probe.graph.graph import Graph, Node, operation
+from gradwatch.probe.graph.sequence_axis import layer_along_batch
 from gradwatch.probe.inert_hook import inert_hook, remove_hooks
 from gradwatch.probe.nested import has_plain_values
 from gradwatch.probe.output_reader import ForwardCall
@@ -76,12 +77,14 @@ class Lookup(NamedTuple):
         layer: Name of the layer through which a position sees the token after it, or None.
         table: Name of the embedding, or None.
         has_own_path: Whether each position gets its own token by operations on single positions.
+        along_batch: Name of a layer that takes the sequences for the positions, or None.
     """
 
     tokens_BT: Tensor
     layer: str | None
     table: str | None
     has_own_path: bool
+    along_batch: str | None
 
 
 class Shift(NamedTuple):
@@ -164,7 +167,7 @@ class TokenTargets:
             self._handles += [scores.register_hook(hook) for scores in call.roots if scores.ndim > 1]
 
     def find(self, _loss: Any = None, /) -> Iterator[Observation]:
-        """Yield an observation, after a backward pass, if the model sees its labels, or they are too far ahead."""
+        """Yield an observation, after a backward pass, if labels are visible or too far ahead, or axes mixed."""
         lookups, all_labels = self._lookups, self._labels
         self._reads += self._has_output
         self.is_over |= self._reads >= MAX_READS
@@ -180,6 +183,10 @@ class TokenTargets:
             self.is_over = True
             ahead = shifts[min(shifts)]
             yield TARGETS_AHEAD.observe(values={"ahead": ahead.positions, "labels": ahead.labels})
+        elif shifts.keys() == {1} and (mixed := [lookup for lookup, shift in pairs if shift and lookup.along_batch]):
+            self.is_over = True
+            rows, samples = mixed[0].tokens_BT.shape
+            yield SEQUENCE_AXIS.observe(mixed[0].along_batch, values={"rows": rows, "samples": samples})
         elif shifts.keys() == {0} and (own := self._copied(pairs)):
             self.is_over = True
             yield TARGETS_COPIED.observe(own.table, values={"labels": shifts[0].labels})
@@ -206,7 +213,15 @@ class TokenTargets:
                     self._layer_that_sees_next(graph, node, positions=tokens.shape[1]),
                     self._owners.get(table) if table is not None else None,
                     _has_own_path(graph, node),
+                    self._layer_along_batch(graph, tokens),
                 )
+
+    def _layer_along_batch(self, graph: Graph, tokens_BT: Tensor) -> str | None:
+        """Return the layer that takes the sequences for the positions, or None."""
+        sequences, positions = tokens_BT.shape
+        node = layer_along_batch(graph, samples=sequences, steps=positions)
+        param = None if node is None else graph.parameter(node)
+        return None if param is None else self._owners.get(param)
 
     def _layer_that_sees_next(self, graph: Graph, lookup: Node, *, positions: int) -> str | None:
         """Return the layer through which a position sees the token after it, or None."""

@@ -7,7 +7,7 @@ each supposed step of the layer, not for each supposed sample.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import NamedTuple
 
 from gradwatch.events import SEQUENCE_AXIS
@@ -64,7 +64,7 @@ def match_sequence_axis(graph: Graph, node: Node) -> GraphMatch | None:
     if not sizes or predictions is None:
         return None
     rows, *others = sizes
-    for layer, steps, samples in _layers(graph, predictions):
+    for layer, steps, samples in _layers(graph, set(graph.below(predictions))):
         # one row for each step is right for a single sequence, and for several whose predictions are kept apart
         if steps != rows or rows == 1 or samples in (1, rows, *others):
             continue
@@ -76,9 +76,22 @@ def match_sequence_axis(graph: Graph, node: Node) -> GraphMatch | None:
     return None
 
 
-def _layers(graph: Graph, predictions: Node) -> Iterator[SequenceSizes]:
-    """Yield the layers of sequences that predictions depend on."""
-    below = set(graph.below(predictions))
+def layer_along_batch(graph: Graph, *, samples: int, steps: int) -> Node | None:
+    """Return a layer of sequences that takes the samples for the steps, or None.
+
+    Args:
+        graph: Autograd graph of the outputs of a model.
+        samples: Number of sequences of a batch.
+        steps: Number of steps of each.
+    """
+    if 1 in (samples, steps) or samples == steps:
+        return None
+    layers = (it.node for it in _layers(graph, set(graph.nodes)) if (it.steps, it.samples) == (samples, steps))
+    return next((node for node in layers if operation(node) != "Stack" or _is_recurrence(graph, node)), None)
+
+
+def _layers(graph: Graph, below: Container[Node]) -> Iterator[SequenceSizes]:
+    """Yield the layers of sequences among some nodes."""
     for node in graph.of(*FUSED_RECURRENCES, "Stack"):
         if node in below and len(shape(node)) == 3:
             steps, samples, _ = shape(node)

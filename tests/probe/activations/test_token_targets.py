@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import gradwatch
-from gradwatch.events import TARGETS_AHEAD, TARGETS_COPIED, TARGETS_VISIBLE
+from gradwatch.events import SEQUENCE_AXIS, TARGETS_AHEAD, TARGETS_COPIED, TARGETS_VISIBLE
 from gradwatch.probe.activations.token_targets import MAX_READS, TokenTargets, shift_of
 from gradwatch.probe.output_reader import ForwardCall
 
@@ -113,7 +113,8 @@ def events_of(model, loss_of=of_scores, *, tokens=lambda: torch.randint(0, V, (B
             loss.backward()
             optimizer.step()
             monitor.step(loss)
-    return [(e.kind, e.layer, e.step) for e in monitor.history.events if e.kind.startswith("targets-")]
+    kinds = {kind.name for kind in (TARGETS_AHEAD, TARGETS_COPIED, TARGETS_VISIBLE, SEQUENCE_AXIS)}
+    return [(e.kind, e.layer, e.step) for e in monitor.history.events if e.kind in kinds]
 
 
 @pytest.mark.parametrize("loss_of", [of_scores, of_channels, of_log_probabilities])
@@ -158,6 +159,33 @@ def test_a_model_that_computes_its_loss_shows_the_labels(mask):
     model = ReturnsLoss(Model(Attention("function", mask=mask)))
     found = events_of(model, lambda model, tokens: model(tokens, tokens)[0])
     assert [kind for kind, *_ in found] == ([TARGETS_VISIBLE.name] if mask is None else [])
+
+
+RECURRENT = {"lstm": nn.LSTM, "gru": nn.GRU}
+
+
+class SequenceFirst(nn.Module):
+    """A model of tokens of shape (positions, sequences)."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens):
+        return self.model(tokens.T).transpose(0, 1)
+
+
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_a_recurrence_that_runs_along_the_batch_is_found_by_the_shift_of_the_labels(kind):
+    assert events_of(Model(RECURRENT[kind](WIDTH, WIDTH))) == [(SEQUENCE_AXIS.name, "mix", 0)]
+    assert not events_of(Model(RECURRENT[kind](WIDTH, WIDTH, batch_first=True)))
+    assert not events_of(SequenceFirst(Model(RECURRENT[kind](WIDTH, WIDTH))))
+    assert not events_of(Model(RECURRENT[kind](WIDTH, WIDTH)), tokens=lambda: torch.randint(0, V, (T, T + 3)))
+
+
+def test_an_attention_that_runs_along_the_batch_is_found_by_the_shift_of_the_labels():
+    found = events_of(Model(nn.TransformerEncoderLayer(WIDTH, H, WIDTH, dropout=0.0)))
+    assert found == [(SEQUENCE_AXIS.name, "mix.self_attn", 0)]
 
 
 def test_labels_that_are_shifted_two_times_are_reported():
