@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 from typing import NamedTuple
 
+from torch.utils.data import DataLoader, default_collate
+
 from gradwatch.events import SEQUENCE_AXIS
 from gradwatch.probe.graph.graph import Graph, Node, operation, shape
 from gradwatch.probe.graph.loss_rules import GraphMatch
+from gradwatch.probe.objects import live
 
 GPU_RECURRENCES = ("CudnnRnn", "MiopenRnn")
 
@@ -55,6 +58,8 @@ class SequenceSizes(NamedTuple):
 def match_sequence_axis(graph: Graph, node: Node) -> GraphMatch | None:
     """Match a loss with one row for each step of a layer of sequences, and none for its samples.
 
+    If the loss has a row for each step of each sample, the size of the batches of a DataLoader tells them apart.
+
     Args:
         graph: Autograd graph of a loss.
         node: One of `ROW_LOSSES`.
@@ -65,15 +70,23 @@ def match_sequence_axis(graph: Graph, node: Node) -> GraphMatch | None:
         return None
     rows, *others = sizes
     for layer, steps, samples in _layers(graph, set(graph.below(predictions))):
-        # one row for each step is right for a single sequence, and for several whose predictions are kept apart
-        if steps != rows or rows == 1 or samples in (1, rows, *others):
+        if 1 in (steps, samples) or steps == samples:
+            continue
+        # a row for each step of each sample is right in either order, unless a batch has as many samples as steps
+        has_all = rows == steps * samples or (rows == steps and samples in others)
+        if not (_is_batch_size(steps) if has_all else rows == steps):
             continue
         # several views of each sample in one batch, which by chance has as many samples as steps
         if operation(layer) in (*FUSED_ATTENTIONS, *PLAIN_ATTENTIONS) and samples % rows == 0:
             continue
         if operation(layer) != "Stack" or _is_recurrence(graph, layer):
-            return GraphMatch(layer, SEQUENCE_AXIS.observe(values={"rows": rows, "samples": samples}))
+            return GraphMatch(layer, SEQUENCE_AXIS.observe(values={"rows": steps, "samples": samples}))
     return None
+
+
+def _is_batch_size(rows: int) -> bool:
+    """Return whether a DataLoader yields batches of a size, whose first dimension is that of the samples."""
+    return any(loader.batch_size == rows and loader.collate_fn is default_collate for loader in live(DataLoader))
 
 
 def layer_along_batch(graph: Graph, *, samples: int, steps: int) -> Node | None:

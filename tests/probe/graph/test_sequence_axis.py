@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
 from gradwatch.probe.graph.graph import Graph
 from gradwatch.probe.graph.sequence_axis import ROW_LOSSES, match_sequence_axis
@@ -81,3 +82,25 @@ def test_a_layer_that_runs_along_the_batch_is_reported(name):
 @pytest.mark.parametrize("name", ALONG_TIME)
 def test_a_layer_that_runs_along_time_is_not(name):
     assert told(ALONG_TIME[name]()) == []
+
+
+EACH = {
+    "a value for each step": lambda x, layer: F.mse_loss(nn.Linear(5, 1)(layer(x)[0]), torch.randn(B, T, 1)),
+    "a class for each step": lambda x, layer: classes(layer(x)[0].flatten(0, 1)),
+}
+
+
+@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_of_predictions_for_each_step_the_size_of_a_batch_tells(name, kind):
+    along_batch, along_time = kind(FEATURES, 5), kind(FEATURES, 5, batch_first=True)
+    assert told(EACH[name](X, along_batch)) == []
+
+    loader = DataLoader(TensorDataset(X), batch_size=B)
+    assert told(EACH[name](X, along_batch)) == [(B, T)]
+    assert told(EACH[name](X, along_time)) == []
+    assert told(classes(along_batch(X.transpose(0, 1))[0].flatten(0, 1))) == []
+
+    # one that stacks its samples may yield steps first
+    loader.collate_fn = torch.stack
+    assert told(EACH[name](X, along_batch)) == []
