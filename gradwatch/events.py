@@ -528,6 +528,12 @@ LABELS_EQUAL = EventKind(
     values={"labels": "labels", "class": "index of the class"},
     text="all {labels:.0f} labels that were read are class {class:.0f}",
 )
+FIRST_OUTPUTS = EventKind(
+    name="outputs-first",
+    meaning="The first outputs of a squared error are at least ten times as large as their targets.",
+    values={"outputs": "root mean square of the outputs", "targets": "root mean square of the targets"},
+    text="the first outputs have a root mean square of {outputs:.3g}, and their targets of {targets:.3g}",
+)
 TARGETS_UNREACHABLE = EventKind(
     name="targets-unreachable",
     meaning="Some targets of a squared error lie outside of the range of the activation that computes the outputs.",

@@ -12,10 +12,18 @@ import numpy as np
 from gradwatch.detect import Example
 from gradwatch.detect.activations.poor_initialization_rules.equal_weights import find_equal_units, find_zero_weights
 from gradwatch.detect.activations.poor_initialization_rules.failed_loads import find_failed_loads
-from gradwatch.detect.activations.poor_initialization_rules.first_loss import find_high_first_loss
+from gradwatch.detect.activations.poor_initialization_rules.first_loss import find_high_first_loss, find_large_outputs
 from gradwatch.detect.activations.poor_initialization_rules.large_weights import find_large_weights
 from gradwatch.detect.activations.poor_initialization_rules.small_weights import find_small_weights
-from gradwatch.events import CHANCE, EMBEDDING_PRODUCT, MATRIX, WEIGHTS_ALIKE, WEIGHTS_NOT_LOADED, WEIGHTS_OFFSET
+from gradwatch.events import (
+    CHANCE,
+    EMBEDDING_PRODUCT,
+    FIRST_OUTPUTS,
+    MATRIX,
+    WEIGHTS_ALIKE,
+    WEIGHTS_NOT_LOADED,
+    WEIGHTS_OFFSET,
+)
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.history.synthetic.edit import with_statistic
@@ -58,7 +66,8 @@ class PoorInitialization:
     model without normalization, hidden layers have gains below `faint`, and the gradient of the median weight is `lost`
     orders of magnitude below the gradient of the output's bias. (6) All matrices are zero, and at most one has a
     gradient, which biases bring. (7) Under `gradwatch run`: `load_state_dict(strict=False)` matched no parameter, and
-    nothing has written to them since.
+    nothing has written to them since. (8) The first outputs of a squared error are `excess` times as large as their
+    targets.
 
     Exceptions to the rules: a first layer may be scaled up on purpose (sinusoidal networks, random features), and a
     trained network may have sharp weights. One such layer alone is reported as info. Weights of zero that open a branch
@@ -83,6 +92,10 @@ class PoorInitialization:
             output is the prediction.
         dominance: Norm of a layer's weight times the norm of its gradient, in units of the next largest product, from
             which (4) names the layer. 5: layers in a row that only multiply have similar products.
+        excess: Root mean square of the first outputs, in units of that of their targets, for (8). 100: with standard
+            initializations and scaled data, outputs are no larger than a few units.
+        size: Root mean square from which outputs are too large, for (8). 30: targets of small numbers are no fault of
+            the weights.
     """
 
     code: ClassVar[str] = "GW203"
@@ -94,6 +107,8 @@ class PoorInitialization:
     lost: float = 2.5
     layers: int = 2
     dominance: float = 5.0
+    excess: float = 100.0
+    size: float = 30.0
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each module with badly scaled weights at step 0."""
@@ -107,6 +122,7 @@ class PoorInitialization:
         yield from find_small_weights(self, history, faint=self.faint, lost=self.lost, layers=self.layers)
         yield from find_large_weights(self, history, gain=self.gain, layers=self.layers, surprise=self.surprise)
         yield from find_high_first_loss(self, history, surprise=self.surprise, dominance=self.dominance)
+        yield from find_large_outputs(self, history, excess=self.excess, size=self.size)
 
     @classmethod
     def examples(cls) -> Iterator[Example]:
@@ -122,6 +138,9 @@ class PoorInitialization:
         exponent = with_statistic(_guessed(loss=2e3), "grad.l2", 1e5, layers=(3,))
         yield Example("a first loss that is the exponential of one layer's output", exponent, ("layers.3.weight",))
         yield Example("a trained network meets new labels", _guessed(loss=12.0))
+        yield Example("outputs of 3,000 for targets of 1", _sized(outputs=3e3, targets=1.0), (None,))
+        yield Example("outputs of 1 for targets of 0.001", _sized(outputs=1.0, targets=1e-3))
+        yield Example("outputs of 50 for targets of 5", _sized(outputs=50.0, targets=5.0))
         yield Example("weights initialized from 0 to 1 in a custom layer", *_one_sided(mean=0.5))
         yield Example(
             "both weights of one custom layer, initialized from 0 to 1",
@@ -163,6 +182,12 @@ def _faint(*, gain: float, lost: float) -> tuple[History, tuple[str, ...]]:
     return with_statistic(made.history(), "weight.l2", gain * math.sqrt(64), layers=tuple(range(10))), made.names(
         range(10)
     )
+
+
+def _sized(*, outputs: float, targets: float) -> History:
+    """Return a run of a squared error whose first outputs and targets have given sizes."""
+    made = Synthetic(steps=10)
+    return made.add_event(FIRST_OUTPUTS, values={"outputs": outputs, "targets": targets}).history()
 
 
 def _guessed(*, loss: float) -> History:

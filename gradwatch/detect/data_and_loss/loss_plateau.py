@@ -64,26 +64,25 @@ class LossPlateau:
     below the baseline. (1) is never withdrawn, since the graph proves it, and (3) only if predictions began to fit.
 
     How it is detected: (1) The autograd graph shows n x n differences, or a softmax over values that are not the
-    outputs of one place, because `view` was called instead of `transpose`; or a recurrent layer or an attention whose
-    steps are the rows of the loss, the samples of a DataLoader or the sequences of tokens, because it did not get
-    `batch_first=True`; or labels of a language model that are the input token two or three positions later; or an
-    attention whose mask hides the tokens and shows the padding. The first gradients show a loss of the mean output, or
-    one target for all samples of a batch. (2) The loss is not lower than at the beginning and has no falling trend,
-    without the first 32 steps. A trend counts if `windows_ahead` more windows of it would bring a fall, and in any case
-    until `slow_start` times `patience`. The learning rate must not be rising, nor the gradient norm or the weights
-    growing, as they do when a saddle is about to end. At least `patience` steps, and one in `planned` of the planned
-    steps, have passed. A sequential test over blocks of 4 steps says when the loss has stood long enough. The noise of
-    the losses must be too small to hide a fall by `hidden_fall`, and predictions must not fit their own targets, as far
-    as that can be measured. (3) A loss stands like that after a fall, while predictions fit other samples of the batch
-    as well as their own. Only what a constant can learn fell: the mean of the targets, or the shares of the classes.
-    There must be enough samples to show a slow start. (4) Every loss since the first step is exactly 0. (5) Different
-    batches have the same loss, with more than `constant_left` of the first one left: all outputs have collapsed to one
-    point. The loss of a triplet then stays at its margin. (6) Half of the weight matrices have shrunk to `shrunk` of
-    their first norms, and the loss has not fallen: a decay outweighs the gradient. (7) The last activation cannot give
-    some targets of a squared error, which hold `unreachable` of their variance. (8) The loss set a new high in `highs`
-    of its blocks, and is `loss_growth` times chance level or the largest first loss. (9) A share `inward` of the path
-    of half of the matrices, with half of their numbers, brought them nearer to 0, with `constant_left` of the first
-    loss left.
+    outputs of one place, because `view` was called instead of `transpose`; or a recurrence or an attention whose steps
+    are the rows of the loss, samples of a DataLoader or sequences of tokens, for lack of `batch_first=True`; or labels
+    of a language model that are the input token two or three positions later; or an attention whose mask hides the
+    tokens and shows the padding. The first gradients show a loss of the mean output, or one target for all samples of a
+    batch. (2) The loss is not lower than at the beginning and has no falling trend, without the first 32 steps. A trend
+    counts if `windows_ahead` more windows of it would bring a fall, and in any case until `slow_start` times
+    `patience`. The learning rate must not be rising, nor the gradient norm or the weights growing, as they do when a
+    saddle is about to end. At least `patience` steps, and one in `planned` of the planned steps, have passed. A
+    sequential test over blocks of 4 steps says when the loss has stood long enough. The noise of the losses must be too
+    small to hide a fall by `hidden_fall`, and predictions must not fit their own targets, as far as that can be
+    measured. (3) A loss stands like that after a fall, while predictions fit other samples of the batch as well as
+    their own. Only what a constant can learn fell: the mean of the targets, or the shares of the classes. There must be
+    enough samples to show a slow start. (4) Every loss since the first step is exactly 0. (5) Different batches have
+    the same loss, with more than `constant_left` of the first one left: all outputs have collapsed to one point. The
+    loss of a triplet then stays at its margin. (6) Half of the weight matrices have shrunk to `shrunk` of their first
+    norms, and the loss has not fallen: a decay outweighs the gradient. (7) The last activation cannot give some targets
+    of a squared error, which hold `unreachable` of their variance. (8) The loss set a new high in `highs` of its
+    blocks, and is `loss_growth` times chance level or the largest first loss. (9) A share `inward` of the path of half
+    of the matrices, with half of their numbers, brought them nearer to 0, with `constant_left` of the first loss left.
 
     Exceptions to the rules: info is the loss of several optimizers, or of a model behind another learner, as in a game;
     of a policy gradient whose advantages have both signs; of a model that was trained before; and of weights that have

@@ -107,6 +107,11 @@ def _is_multiple(gradient: Floats, expected: Floats) -> bool:
     return bool(factor > 0 and dot(rest, rest) < MAX_GRADIENT_ERROR**2 * dot(gradient, gradient))
 
 
+def root_mean_square(values: Floats) -> float:
+    """Return the root of the mean of the squares."""
+    return float(np.sqrt(np.square(values).mean()))
+
+
 def dot(a: Floats, b: Floats) -> np.float64:
     # not `np.vdot`, which uses BLAS: its threads compete with the training for processors, 8 ms a call instead of 0.05
     total: np.float64 = (a * b).sum()

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from gradwatch.detect.features.sequential_test import SequentialTest, allowed_error, critical_sigmas
-from gradwatch.events import PAIRED, TARGETS_UNREACHABLE, UNCLEAR, UNPAIRED, EventKind, Observation
+from gradwatch.events import FIRST_OUTPUTS, PAIRED, TARGETS_UNREACHABLE, UNCLEAR, UNPAIRED, EventKind, Observation
 from gradwatch.probe.batches.loss_forms import (
     MIN_SAMPLES,
     Floats,
@@ -23,6 +23,7 @@ from gradwatch.probe.batches.loss_forms import (
     of_classes,
     of_labels,
     of_squares,
+    root_mean_square,
     targets_of_squares,
 )
 from gradwatch.probe.batches.output_range import (
@@ -78,6 +79,9 @@ in each."""
 
 MIN_UNREACHABLE = 0.01
 """Minimum fraction of the variance of targets that is out of the range of an output."""
+
+LARGE_OUTPUTS = 10.0
+"""Size of the first outputs, in units of their targets, from which it is recorded."""
 
 MAX_CHANGES = 8
 """Maximum number of events of one run."""
@@ -314,6 +318,7 @@ class TargetMatch:
         self._activation: str | None = None  # its name, once a range is known
         self._beyond = 0.0  # share of the targets of the last read that are out of range
         self._is_range_reported = False
+        self._is_first = True  # until the outputs of a step have been read
 
     @property
     def is_over(self) -> bool:
@@ -336,6 +341,7 @@ class TargetMatch:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from the result of `state`."""
         self._fit.restore(state)
+        self._is_first = False
         self._is_range_reported = state.get("is_range_told", False)  # older states have none
         if "contrast" in state:
             self._contrast.restore(state["contrast"])
@@ -369,7 +375,8 @@ class TargetMatch:
         elif not self._fit.is_over:
             self._fit.add(None)
         self.clear()
-        while self._sent and self._sent[0].arrival.is_ready:
+        # the first values are waited for: the start of a run is judged soon
+        while self._sent and (self._is_first or self._sent[0].arrival.is_ready):
             yield from self._judge(self._sent.popleft())
 
     def _judge(self, step: StepRead) -> list[Observation]:
@@ -393,8 +400,16 @@ class TargetMatch:
         scores, gradient = _concatenate(read, 0)
         if read[0].size != scores.size:
             return
+        targets = None
+        if self._is_first or (made_by.limits is not None and not self._is_range_reported):
+            targets = targets_of_squares(scores, gradient, loss)
+        if self._is_first and targets is not None:
+            outputs, wanted = root_mean_square(scores), root_mean_square(targets)
+            if outputs >= LARGE_OUTPUTS * wanted:
+                yield FIRST_OUTPUTS.observe(values={"outputs": outputs, "targets": wanted})
+        self._is_first = False
         if made_by.limits is not None and not self._is_range_reported:
-            yield from self._judge_range(targets_of_squares(scores, gradient, loss), made_by.limits)
+            yield from self._judge_range(targets, made_by.limits)
         if self._contrast.is_over:
             return
         if observation := self._contrast.add(scores, gradient, loss, is_linear=made_by.is_linear):

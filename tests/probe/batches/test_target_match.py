@@ -192,11 +192,18 @@ def test_values_that_arrive_late_are_judged_when_they_are_there(monkeypatch):
     assert found == ["outputs-unpaired", "outputs-paired"]
 
 
-def test_values_that_never_arrive_are_not_waited_for(monkeypatch):
+def test_values_that_never_arrive_are_waited_for_at_the_first_step_only(monkeypatch):
+    waits, values = [], Arrival.values
     monkeypatch.setattr(Arrival, "is_ready", property(lambda _: False))
-    monkeypatch.setattr(Arrival, "values", lambda _: pytest.fail("waited"))
+    monkeypatch.setattr(Arrival, "values", lambda it: waits.append(it) or values(it))
 
     assert seen(0.0, F.cross_entropy, classes) == []
+    assert len(waits) == 1
+
+
+def test_first_outputs_that_are_far_larger_than_their_targets_are_recorded_once():
+    assert seen(0.0, lambda z, y: F.mse_loss(1e3 * z, y), numbers, looks=2) == []
+    assert seen(0.0, F.mse_loss, lambda: (0.01 * torch.randn(N, C), torch.zeros(N, C)), looks=2) == ["outputs-first"]
 
 
 def test_a_state_that_is_returned_too_does_not_hide_the_prediction():

@@ -1,4 +1,4 @@
-"""Find a first loss that is far above chance level because the outputs are badly scaled."""
+"""Find a first loss that is far above chance level, or above the targets, because the outputs are badly scaled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gradwatch.detect.features.consequences import severity_after
 from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import HasCode, finding_of, format_factor
 from gradwatch.detect.features.scope import module_of
-from gradwatch.events import CHANCE
+from gradwatch.events import CHANCE, FIRST_OUTPUTS
 from gradwatch.history.store import History
 from gradwatch.records import Finding, Quantity, Severity
 
@@ -54,6 +54,31 @@ def find_high_first_loss(
         # a lower loss comes down by itself, so it is for information
         severity=severity_after(history, detector.kind) if is_impossible else Severity.INFO,
     )
+
+
+def find_large_outputs(detector: HasCode, history: History, *, excess: float, size: float) -> Iterator[Finding]:
+    """Yield the run if its first outputs are far larger than their targets, and no layer is a known cause.
+
+    Args:
+        detector: Detector of the finding.
+        history: History of the run.
+        excess: Root mean square of the outputs, in units of that of the targets.
+        size: Minimum root mean square of the outputs: targets may be small numbers.
+    """
+    if any(f.kind == detector.kind and f.severity > Severity.INFO for f in history.findings):
+        return
+    for event in events_of(history, FIRST_OUTPUTS):
+        outputs, targets = event.values["outputs"], event.values["targets"]
+        if targets > 0 and size <= outputs < math.inf and outputs >= excess * targets:
+            yield finding_of(
+                detector,
+                history,
+                f"the first outputs are {format_factor(outputs / targets)} times as large as their targets: weights or "
+                "inputs are too large",
+                Quantity(key="outputs.size", label="root mean square of the first outputs", value=outputs),
+                Quantity(key="targets.size", label="root mean square of their targets", value=targets),
+                severity=severity_after(history, detector.kind),
+            )
 
 
 def _dominant_module(history: History, dominance: float) -> str | None:
