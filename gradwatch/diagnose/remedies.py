@@ -371,7 +371,10 @@ KNOWN: dict[str, Build] = {
         "make predictions and targets equal in shape, and check that labels match their inputs",
         "assert predictions.shape == targets.shape",
     ),
-    "batch_first": _fixed("pass batch_first=True to {where}, or give it inputs of shape (steps, samples, features)"),
+    "batch_first": _fixed(
+        "pass batch_first=True to {where} (a transformer layer passes it on), or give it inputs of shape "
+        "(steps, samples, features)"
+    ),
     "shift_once": _fixed(
         "shift the labels in one place only: pass unshifted labels to a model that shifts them itself",
         "loss = model(tokens, labels=tokens).loss",

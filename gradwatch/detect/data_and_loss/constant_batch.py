@@ -54,7 +54,7 @@ class ConstantBatch:
     When it is wrong: a deliberate test that the model overfits one batch. Augmentation after the batch was passed to
     `monitor.step` is not seen.
 
-    When it is withdrawn: `others` different batches arrived after the finding. The others are never withdrawn.
+    When it is withdrawn: `others` different batches arrived after a finding of (1). (2) to (5) are never withdrawn.
 
     How it is detected: (1) The same hash comes many times in a row. (2) The samples of steps 0, 1, 8, 10, 20 and 30 are
     the same, in another order or with noise: each is far nearer to one in the first batch than two samples of a batch

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradwatch.events import WEIGHTS_CLIPPED, Observation
 from gradwatch.probe.device.dtensor import has_values, local_part
-from gradwatch.probe.device.sync import to_host
+from gradwatch.probe.device.sync import Arrival
 from gradwatch.probe.device.torch_reduce import stored_values
 from gradwatch.probe.updates.outside_moves import runs
 from gradwatch.records import LayerInfo
@@ -45,7 +45,10 @@ class ClippedWeights:
             if layers[i].group is not None and not param.is_meta and param.numel() >= MIN_NUMBERS
         }
         self._next = FIRST_LOOK
-        self._look()
+        self._sent: Arrival | None = None
+        self._due: list[int] = []  # the weights of the shares that were sent
+        self._send()
+        self._arrived(wait=True)
 
     def find(self, step: int) -> Iterator[Observation]:
         """Yield each run of consecutive weights with many values at a bound.
@@ -53,22 +56,27 @@ class ClippedWeights:
         Args:
             step: Finished optimizer step.
         """
-        if step < self._next:
-            return
-        self._next = 2 * step
-        for first, last in runs(self._look()):
+        if step >= self._next:
+            self._next = 2 * step
+            self._send()
+        for first, last in runs(self._arrived()):
             names = [self._layers[i].name for i in (first, last)]
             values = {"first": first, "last": last}
             yield WEIGHTS_CLIPPED.observe(names[0], values=values, weights=" to ".join(dict.fromkeys(names)))
 
-    def _look(self) -> list[int]:
-        """Return the indices of weights with many values at a bound, which are not looked at again."""
+    def _send(self) -> None:
+        """Send the shares at the bounds to the host; those of a GPU arrive later."""
         due = {i: param for i, param in self._params.items() if param.requires_grad and has_values(param)}
-        if not due:
-            return []
         shares = [_share_at_bounds(param) for param in due.values()]
-        shares_P = to_host(torch.stack([share.to(shares[0]) for share in shares]))  # one wait for all
-        clipped = [i for i, share in zip(due, shares_P, strict=True) if share >= MIN_SHARE]
+        self._due = list(due)
+        self._sent = Arrival([torch.stack([share.to(shares[0]) for share in shares])]) if shares else None
+
+    def _arrived(self, *, wait: bool = False) -> list[int]:
+        """Return the indices of weights with many values at a bound, which are not looked at again."""
+        if self._sent is None or not (wait or self._sent.is_ready):
+            return []
+        (shares_P,), self._sent = self._sent.values(), None
+        clipped = [i for i, share in zip(self._due, shares_P, strict=True) if share >= MIN_SHARE]
         for i in clipped:
             del self._params[i]
         return clipped

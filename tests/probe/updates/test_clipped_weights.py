@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from gradwatch.probe.device.sync import Arrival
 from gradwatch.probe.parameters import list_parameters
 from gradwatch.probe.updates.clipped_weights import FIRST_LOOK, ClippedWeights
 
@@ -28,6 +29,18 @@ def test_weights_that_are_clipped_after_each_update_are_reported_once():
     assert found(change) == [
         (FIRST_LOOK, "0.weight", {"first": 0, "last": 0}),
         (FIRST_LOOK, "1.weight", {"first": 2, "last": 2}),
+    ]
+
+
+def test_shares_that_arrive_late_are_judged_when_they_are_there(monkeypatch):
+    step = iter(range(100))
+    monkeypatch.setattr(Arrival, "is_ready", property(lambda _: next(step) == 3))
+
+    observations = found(lambda param: param.add_(0.05 * torch.randn_like(param)).clamp_(-0.1, 0.1), steps=30)
+
+    assert [(step, name) for step, name, _ in observations] == [
+        (FIRST_LOOK + 3, "0.weight"),
+        (FIRST_LOOK + 3, "1.weight"),
     ]
 
 
