@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, final
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
@@ -82,6 +83,9 @@ MIN_UNREACHABLE = 0.01
 
 LARGE_OUTPUTS = 10.0
 """Size of the first outputs, in units of their targets, from which it is recorded."""
+
+ROUNDING_ERRORS = 100
+"""Size of targets in rounding errors of the outputs up to which they may be 0."""
 
 MAX_CHANGES = 8
 """Maximum number of events of one run."""
@@ -385,7 +389,9 @@ class TargetMatch:
         # scores that are not probabilities overflow
         with np.errstate(all="ignore"):
             gain = _gain(read, loss)
-            found = [*self._judge_single(read, step.made_by, loss)] if len(read) == 1 else []
+            found = [*self._judge_first(read, step, loss)] if self._is_first and len(read) == 1 else []
+            found += [*self._judge_single(read, step.made_by, loss)] if len(read) == 1 else []
+        self._is_first = False
         observation = None if self._fit.is_over else self._fit.add(gain)
         return found if observation is None else [*found, observation]
 
@@ -395,21 +401,25 @@ class TargetMatch:
             self._activation = name_of_activation(scores, self._models)
         return LastOperation(limits, last is not None and operation(last) in LINEAR)
 
+    def _judge_first(self, read: list[CallValues], step: StepRead, loss: float) -> Iterator[Observation]:
+        """Yield an observation if the outputs of the first step are far larger than the targets of a squared error."""
+        scores, gradient = _concatenate(read, 0)
+        targets = targets_of_squares(scores, gradient, loss) if read[0].size == scores.size else None
+        if targets is None:
+            return
+        outputs, wanted = root_mean_square(scores), root_mean_square(targets)
+        # targets of 0 come out as rounding errors
+        rounding = ROUNDING_ERRORS * torch.finfo(step.calls[0].scores[0].dtype).eps
+        if rounding * outputs < wanted <= outputs / LARGE_OUTPUTS:
+            yield FIRST_OUTPUTS.observe(values={"outputs": outputs, "targets": wanted})
+
     def _judge_single(self, read: list[CallValues], made_by: LastOperation, loss: float) -> Iterator[Observation]:
         """Yield what the only forward call of a step shows."""
         scores, gradient = _concatenate(read, 0)
         if read[0].size != scores.size:
             return
-        targets = None
-        if self._is_first or (made_by.limits is not None and not self._is_range_reported):
-            targets = targets_of_squares(scores, gradient, loss)
-        if self._is_first and targets is not None:
-            outputs, wanted = root_mean_square(scores), root_mean_square(targets)
-            if outputs >= LARGE_OUTPUTS * wanted:
-                yield FIRST_OUTPUTS.observe(values={"outputs": outputs, "targets": wanted})
-        self._is_first = False
         if made_by.limits is not None and not self._is_range_reported:
-            yield from self._judge_range(targets, made_by.limits)
+            yield from self._judge_range(targets_of_squares(scores, gradient, loss), made_by.limits)
         if self._contrast.is_over:
             return
         if observation := self._contrast.add(scores, gradient, loss, is_linear=made_by.is_linear):

@@ -204,6 +204,7 @@ def test_values_that_never_arrive_are_waited_for_at_the_first_step_only(monkeypa
 def test_first_outputs_that_are_far_larger_than_their_targets_are_recorded_once():
     assert seen(0.0, lambda z, y: F.mse_loss(1e3 * z, y), numbers, looks=2) == []
     assert seen(0.0, F.mse_loss, lambda: (0.01 * torch.randn(N, C), torch.zeros(N, C)), looks=2) == ["outputs-first"]
+    assert seen(0.0, F.mse_loss, lambda: (torch.zeros(N, C), torch.zeros(N, C)), looks=2) == [], "a penalty"
 
 
 def test_a_state_that_is_returned_too_does_not_hide_the_prediction():

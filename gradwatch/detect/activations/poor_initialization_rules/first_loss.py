@@ -69,7 +69,7 @@ def find_large_outputs(detector: HasCode, history: History, *, excess: float, si
         return
     for event in events_of(history, FIRST_OUTPUTS):
         outputs, targets = event.values["outputs"], event.values["targets"]
-        if targets > 0 and size <= outputs < math.inf and outputs >= excess * targets:
+        if size <= outputs < math.inf and outputs >= excess * targets:
             yield finding_of(
                 detector,
                 history,
