@@ -43,6 +43,7 @@ UNREAD_STEP = 1
 
 MODES = "the modes of modules"
 CLEARING = "the clearing of gradients"
+CLIPPED = "the clipped weights"
 """Names of inspections."""
 
 
@@ -103,6 +104,7 @@ class Inspections:
         self._rebuilt, self._clipped = RebuiltOptimizers(params, layers), ClippedWeights(params, layers)
         self._changes = ParameterChanges(models, params, layers, optimizers)
         # before the first step: later the weights have moved
+        attempts.run(CLIPPED, self._clipped.begin)
         initial = [
             *self._find("the identical units", lambda: find_identical_units(params, layers)),
             *self._find("the initial weights", lambda: find_offset_weights(params, layers)),
@@ -166,7 +168,7 @@ class Inspections:
             *self._find("the weights outside of the optimizer", partial(self._moves.find, step)),
             *self._find("the weights of the optimizer", partial(self._standstill.find, step)),
             *self._find("the optimizers that make the updates", self._rebuilt.find),
-            *self._find("the clipped weights", partial(self._clipped.find, step)),
+            *self._find(CLIPPED, partial(self._clipped.find, step)),
             *self._find("the random draws", partial(self._draws.find, step=step, is_validated=is_validated)),
         ]
         found += [observation for observation in later if observation.key not in self._known]

@@ -74,7 +74,7 @@ def match_sequence_axis(graph: Graph, node: Node) -> GraphMatch | None:
             continue
         # a row for each step of each sample is right in either order, unless a batch has as many samples as steps
         has_all = rows == steps * samples or (rows == steps and samples in others)
-        if not (_is_batch_size(steps) if has_all else rows == steps):
+        if not (_are_samples(steps, other=samples) if has_all else rows == steps):
             continue
         # several views of each sample in one batch, which by chance has as many samples as steps
         if operation(layer) in (*FUSED_ATTENTIONS, *PLAIN_ATTENTIONS) and samples % rows == 0:
@@ -84,9 +84,10 @@ def match_sequence_axis(graph: Graph, node: Node) -> GraphMatch | None:
     return None
 
 
-def _is_batch_size(rows: int) -> bool:
-    """Return whether a DataLoader yields batches of a size, whose first dimension is that of the samples."""
-    return any(loader.batch_size == rows and loader.collate_fn is default_collate for loader in live(DataLoader))
+def _are_samples(size: int, *, other: int) -> bool:
+    """Return whether a DataLoader yields batches of a size, with the samples first, and none yields the other size."""
+    sizes = {loader.batch_size for loader in live(DataLoader) if loader.collate_fn is default_collate}
+    return size in sizes and other not in sizes
 
 
 def layer_along_batch(graph: Graph, *, samples: int, steps: int) -> Node | None:

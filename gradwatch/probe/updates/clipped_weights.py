@@ -47,6 +47,9 @@ class ClippedWeights:
         self._next = FIRST_LOOK
         self._sent: Arrival | None = None
         self._due: list[int] = []  # the weights of the shares that were sent
+
+    def begin(self) -> None:
+        """Leave out the weights that are made with many values at a bound, before the first step."""
         self._send()
         self._arrived(wait=True)
 

@@ -101,6 +101,11 @@ def test_of_predictions_for_each_step_the_size_of_a_batch_tells(name, kind):
     assert told(EACH[name](X, along_time)) == []
     assert told(classes(along_batch(X.transpose(0, 1))[0].flatten(0, 1))) == []
 
+    # the samples of the one may be as many as the steps of the other
+    other = DataLoader(TensorDataset(X), batch_size=T)
+    assert told(EACH[name](X, along_batch)) == []
+    del other
+
     # one that stacks its samples may yield steps first
     loader.collate_fn = torch.stack
     assert told(EACH[name](X, along_batch)) == []

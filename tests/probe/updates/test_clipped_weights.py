@@ -13,6 +13,7 @@ def found(change, *, steps=100):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 8))
     reader = ClippedWeights(*list_parameters(model, [torch.optim.SGD(model.parameters(), lr=0.1)]))
+    reader.begin()
     observations = []
     for step in range(steps):
         with torch.no_grad():
@@ -48,6 +49,7 @@ def test_weights_that_are_made_of_two_values_are_not():
     model = nn.Linear(16, 16)
     nn.init.eye_(model.weight)
     reader = ClippedWeights(*list_parameters(model, [torch.optim.SGD(model.parameters(), lr=0.1)]))
+    reader.begin()
 
     assert [*reader.find(FIRST_LOOK)] == []
 

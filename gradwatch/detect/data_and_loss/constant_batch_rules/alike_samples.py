@@ -56,7 +56,7 @@ def find_equal_samples(history: History) -> Iterator[Sign]:
 
 
 def find_copied_samples(history: History) -> Iterator[Sign]:
-    """Yield a sign if all samples of a batch are the same, and those of other batches are others."""
+    """Yield a sign if the samples of each batch are all the same, while the batches differ."""
     for event in events_of(history, SAMPLES_EQUAL):
         yield Sign(
             f"all {event.values['samples']:.0f} samples of a batch are the same, while the batches differ",
