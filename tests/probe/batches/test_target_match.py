@@ -8,7 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from gradwatch.probe.batches.loss_forms import MIN_SAMPLES
-from gradwatch.probe.batches.target_match import MAX_VALUES, WINDOW_SAMPLES, TargetMatch, slices_of
+from gradwatch.probe.batches.target_fit import WINDOW_SAMPLES
+from gradwatch.probe.batches.target_match import MAX_VALUES, TargetMatch, slices_of
 from gradwatch.probe.device.sync import Arrival
 from gradwatch.probe.gradients.recurrence import RecurrenceProbe
 from gradwatch.probe.output_reader import ForwardCall
