@@ -81,9 +81,11 @@ class NoGradient:
     does reach the loss, which does not change when its outputs shift: a hinge, or a distance between two outputs
     (info). Zeros after a dead ReLU are reported as dead-relu, at the ReLU. If the loss itself is exactly 0, that is
     reported as loss-plateau. Zeros next to weights of zero that nothing moves, as in a factor of LoRA that no optimizer
-    holds, follow from those weights (info). A target network or an average of the weights has no gradient by design:
-    tensors that no optimizer holds do not count if they began as a copy of a trained tensor, or move anyway. Nor do
-    tensors whose gradient is None and that the loop moves by hand, as a trust region does.
+    holds, follow from those weights (info). Other tensors that no optimizer holds are not meant to be trained if one
+    holds the rest (info), such as an encoder that runs under `torch.no_grad()`, or a module whose weights are
+    generated. A target network or an average of the weights has no gradient by design: tensors that no optimizer holds
+    do not count if they began as a copy of a trained tensor, or move anyway. Nor do tensors whose gradient is None and
+    that the loop moves by hand, as a trust region does.
 
     Source: Zhang et al. 2018, "An empirical study on TensorFlow program bugs" (unconnected graphs),
     https://doi.org/10.1145/3213846.3213866; PyTorch, `torch.autograd.grad`, argument `allow_unused`.
@@ -167,8 +169,10 @@ class NoGradient:
     def _findings(
         self, history: History, affected_L: NDArray[np.bool_], steps: int, *, value: str, routed: set[tuple[int, ...]]
     ) -> Iterator[Finding]:
-        is_harmless_L = np.zeros_like(affected_L)
-        for _, group in affected_modules(history, affected_L, kind=self.kind):
+        # what no optimizer holds is not meant to be trained, unless the loop has no optimizer at all
+        is_held_L = np.array([layer.group is not None for layer in history.info.layers], np.bool_)
+        is_harmless_L = affected_L & ~is_held_L & is_held_L.any()
+        for _, group in affected_modules(history, affected_L & ~is_harmless_L, kind=self.kind):
             is_routed = routed.issuperset(history.info.layers[i].shape for i in group) or all(
                 router_of(history, history.info.layers[i].name) is not None for i in group
             )
@@ -244,7 +248,7 @@ class NoGradient:
         yield Example("an average of the weights, which moves without an optimizer", make_unowned(moves=True))
         yield Example("a policy that the loop moves by hand", make_moved())
         yield Example("a layer whose weights are loaded once", make_moved(once=True), ("layers.4.weight",))
-        yield Example("a layer that no module uses and no optimizer holds", make_unowned(), ("layers.4.weight",))
+        yield Example("a layer without any use or optimizer: for information", make_unowned(), ("layers.4.weight",))
         blocked = Synthetic(steps=40, activations=3).no_gradient((0, 1), zero=True).dead_relu(0, fraction=1, onset=0)
         yield Example("zeros behind a dead ReLU are reported as dead-relu", blocked.history())
 

@@ -57,5 +57,36 @@ def test_a_policy_moved_by_hand_in_the_loop_of_its_critic_is_no_alarm(tmp_path, 
     assert "no-gradient" not in found
 
 
+class _Generated(nn.Module):
+    """A layer whose weights another layer generates, as a hypernetwork does."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator, self.layer = nn.Linear(3, 10), nn.Linear(4, 2)
+
+    def forward(self, x):
+        made = self.generator(torch.ones(3))
+        return torch.func.functional_call(self.layer, {"weight": made[:8].view(2, 4), "bias": made[8:]}, (x,))
+
+
+@pytest.mark.parametrize(("held", "severity"), [("generator", Severity.INFO), ("all", Severity.WARNING)])
+def test_weights_that_are_generated_are_a_warning_only_if_they_are_to_be_trained(tmp_path, held, severity):
+    torch.manual_seed(0)
+    model = _Generated()
+    params = model.parameters() if held == "all" else model.generator.parameters()
+    optimizer = torch.optim.Adam(params, lr=1e-2)
+    with gradwatch.watch(model, optimizer, run=tmp_path / "run") as watched:
+        for _ in range(30):
+            x = torch.randn(16, 4)
+            loss = (model(x) - x[:, :2]).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            watched.step(loss)
+        found = {f.layer: f.severity for f in watched.findings() if f.kind == "no-gradient"}
+
+    assert found == {"layer": severity}
+
+
 def _grads(loss, module):
     return torch.autograd.grad(loss, list(module.parameters()))
