@@ -51,10 +51,10 @@ class Synthetic(HealthyRun):
         self.grad_l2_TL[:, i] *= np.sqrt(1 - zero_T)  # the norm of the elements that are left
         return self
 
-    def oscillating(self, *, factor: float = 30.0, onset: int = 50, layers: Layers = None, period: int = 2) -> Self:
+    def oscillating(self, *, factor: float = 30.0, onset: int = 50, period: int = 2) -> Self:
         """Let gradient norms oscillate by a factor, and the loss by a factor of 2."""
         swing_T = np.where(self.t_T >= onset, np.where(self.t_T % period < period / 2, 0.5, -0.5), 0.0)
-        self.grad_l2_TL[:, self._pick(layers)] *= factor ** swing_T[:, None]
+        self.grad_l2_TL *= factor ** swing_T[:, None]
         self.loss_T *= 2.0**swing_T
         return self
 
@@ -152,12 +152,6 @@ class Synthetic(HealthyRun):
             self.policy[f"policy.{name}"] = np.where(is_sampled_T, np.where(is_later_T, later, before), np.nan)
         return self
 
-    def warm_up(self, *, steps: int = 50, factor: float = 5.0) -> Self:
-        """Raise the learning rate linearly over the first steps. Gradients start larger by a factor, then settle."""
-        self.lr_T *= np.minimum((self.t_T + 1) / steps, 1.0)
-        self.grad_l2_TL *= 1 + (factor - 1) * np.exp(-self.t_T / (steps / 5))[:, None]
-        return self
-
     def loss_scale_skips(self, steps: Sequence[int] = (0, 1, 2)) -> Self:
         """Let scaled fp16 gradients overflow at some steps. These steps are skipped and halve the scale."""
         self.info = replace(self.info, precision="fp16", loss_scaling=True)
@@ -175,12 +169,6 @@ class Synthetic(HealthyRun):
         unused_T = zero_frac + 0.2 * (1 - zero_frac) * self.rng.standard_normal(self.steps)
         self.zero_frac_TL[:, layer] = np.clip(unused_T, 0, 1)
         return self
-
-    def frozen(self, layer: Layers) -> Self:
-        """Freeze a layer: remove its gradient and its optimizer group."""
-        for i in self._pick(layer):
-            self._change(i, trainable=False, group=None)
-        return self.no_gradient(layer)
 
     def own_rate(self, layer: int, *, factor: float) -> Self:
         """Put a layer into a new parameter group with `factor` times the learning rate."""

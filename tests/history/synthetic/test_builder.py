@@ -18,10 +18,8 @@ ILLNESSES = {
     "non-finite": lambda s: s.non_finite(lasting=True),
     "dead relu": lambda s: s.dead_relu(1),
     "saturated": lambda s: s.saturated(0),
-    "warm-up": lambda s: s.warm_up(),
     "loss-scale skips": lambda s: s.loss_scale_skips(),
     "sparse embedding": lambda s: s.sparse_embedding(),
-    "frozen": lambda s: s.frozen((0, -1)),
 }
 
 
@@ -166,10 +164,3 @@ def test_skips_of_the_loss_scale_are_marked_and_halve_it():
 
 def test_lookalikes_say_in_the_run_info_what_they_are():
     assert made("sparse embedding").info.layers[0].module_type == "Embedding"
-    frozen = made("frozen").info.layers
-    assert [layer.trainable for layer in frozen] == [False, *[True] * 10, False]
-    assert frozen[0].group is None
-
-
-def test_a_warm_up_shows_in_the_learning_rate():
-    assert made("warm-up")["lr.0"][0] == pytest.approx(1e-3 / 50)
