@@ -95,7 +95,7 @@ def command(
         if ranks.is_printing_rank():
             print_message("note", f"interrupted; to continue: gradwatch train --resume {outcome.directory}")
         raise typer.Exit(INTERRUPTED)
-    if checked.run.worst_samples and checked.train.parallel == "none" and not _is_disabled(checked, "html"):
+    if checked.run.worst_samples and checked.train.parallel == "none" and _has_report(checked):
         from gradwatch.cli.output.worst_samples import add_worst_samples
 
         add_worst_samples(outcome.directory, outcome.history, outcome.diagnoses, count=checked.run.worst_samples)
@@ -131,8 +131,8 @@ def _settled(config: Config, load: Callable[[list[str]], Config], overrides: lis
     return planner.config
 
 
-def _is_disabled(config: Config, sink: str) -> bool:
-    return not config.sinks.get(sink, {}).get("enabled", True)
+def _has_report(config: Config) -> bool:
+    return bool(config.sinks.get("html", {}).get("enabled", True))
 
 
 def _check_start(config: Config, nproc: int) -> None:

@@ -106,7 +106,8 @@ def curvature(
             derivative is not finite, a parameter is complex, `max_products` is too small, or an operation has no
             second derivative or a wrong one.
     """
-    _check_number(max_products, "curvature")
+    if max_products < MIN_PRODUCTS:
+        raise GradwatchError(f"curvature: max_products is {max_products}, expected at least {MIN_PRODUCTS}")
     with hessian_of(model, loss, caller="curvature") as hessian:
         start = hessian.random(seed)
         found = largest_eigenvalue(
@@ -125,11 +126,6 @@ def curvature(
         converged=found.converged,
         loss=hessian.value,
     )
-
-
-def _check_number(max_products: int, caller: str) -> None:
-    if max_products < MIN_PRODUCTS:
-        raise GradwatchError(f"{caller}: max_products is {max_products}, expected at least {MIN_PRODUCTS}")
 
 
 def _stable_rate(sharpness: float) -> float:

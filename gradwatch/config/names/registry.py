@@ -82,12 +82,12 @@ def _sinks() -> tuple[Entry, ...]:
 
 
 @cache
-def _torchvision_models(package: str) -> tuple[Entry, ...]:
+def _torchvision_models() -> tuple[Entry, ...]:
     """Return the classification models that torchvision registers by decorating their builders."""
     # from the defining modules: `torchvision.models.alexnet` is a module, which hides the function of that name
     modules = sorted(load_module("torchvision.models").modules.items())
     return tuple(
-        Entry(name=name, read=partial(_read, function, "model", wrapper=f"{package}.models._torchvision"))
+        Entry(name=name, read=partial(_read, function, "model", wrapper=f"{PACKAGE}.models._torchvision"))
         for _, module in modules
         for name, function in module.functions.items()
         if not function.is_alias and any("register_model" in str(d.value) for d in function.decorators)
@@ -143,7 +143,7 @@ MODELS = Vocabulary(
     plural="models",
     used_in="model.name",
     own=lambda: _plugins(f"{PACKAGE}.models", "model"),
-    library=lambda: _torchvision_models(PACKAGE),
+    library=_torchvision_models,
     library_noun="a classification model of torchvision",
 )
 DATA = Vocabulary(

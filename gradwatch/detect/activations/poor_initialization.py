@@ -141,13 +141,13 @@ class PoorInitialization:
         yield Example("outputs of 3,000 for targets of 1", _sized(outputs=3e3, targets=1.0), (None,))
         yield Example("outputs of 1 for targets of 0.001", _sized(outputs=1.0, targets=1e-3))
         yield Example("outputs of 50 for targets of 5", _sized(outputs=50.0, targets=5.0))
-        yield Example("weights initialized from 0 to 1 in a custom layer", *_one_sided(mean=0.5))
+        yield Example("weights initialized from 0 to 1 in a custom layer", *_one_sided())
         yield Example(
             "both weights of one custom layer, initialized from 0 to 1",
-            _one_sided(mean=0.5, is_one=True)[0],
+            _one_sided(is_one=True)[0],
             ("layers.3",),
         )
-        yield Example("factors of a matrix, initialized from 0 to 1", _one_sided(mean=0.5, inputs=4)[0])
+        yield Example("factors of a matrix, initialized from 0 to 1", _one_sided(inputs=4)[0])
         yield Example("all parameters are zero", _zeros(*range(12)), (None,))
         yield Example("all parameters but the biases are zero", _zeros(*range(12), reached=11), (None,))
         yield Example("branches of zeros", _zeros(3, 5, 11))
@@ -197,14 +197,14 @@ def _guessed(*, loss: float) -> History:
     return made.history()
 
 
-def _one_sided(*, mean: float, inputs: int = 64, is_one: bool = False) -> tuple[History, tuple[str, ...]]:
-    """Return a run with two weights of custom modules, or of one module, that are uniform around `mean`."""
+def _one_sided(*, inputs: int = 64, is_one: bool = False) -> tuple[History, tuple[str, ...]]:
+    """Return a run with two weights of custom modules, or of one module, that are uniform around 0.5."""
     made, weights = Synthetic(steps=20), (3, 4)
     infos = [replace(info, module_type="Dense") for info in made.info.layers]
     infos[4] = replace(infos[4], module=infos[3].module) if is_one else infos[4]
     made.info = replace(made.info, layers=tuple(infos))
     for i in weights:
-        made.add_event(WEIGHTS_OFFSET, layer=infos[i].name, values={"place": i, "mean": mean})
+        made.add_event(WEIGHTS_OFFSET, layer=infos[i].name, values={"place": i, "mean": 0.5})
         made.add_event(MATRIX, layer=infos[i].name, values={"weight": i, "inputs": inputs})
     return with_statistic(made.history(), "weight.l2", 0.577 * 64, layers=weights), made.names(weights)
 

@@ -209,10 +209,10 @@ class ExplodingGradient:
         data.grad_l2_TL[80:] *= 100
         data.loss_T[:80], data.loss_T[80:] = 0.5, 1.5
         yield Example("a converged model goes on to other data", data.history())
-        yield Example("a critic that nothing bounds", make_falling_loss(power=2.5), (None,))
-        yield Example("a critic that grows until its penalty holds it", make_falling_loss(power=2.5, held=30))
-        yield Example("a bound on information grows out of a small layer", make_falling_loss(power=2.5, grown=0.001))
-        yield Example("a likelihood of density falls below zero", make_falling_loss(power=2.5, norm=0.0))
+        yield Example("a critic that nothing bounds", make_falling_loss(), (None,))
+        yield Example("a critic that grows until its penalty holds it", make_falling_loss(held=30))
+        yield Example("a bound on information grows out of a small layer", make_falling_loss(grown=0.001))
+        yield Example("a likelihood of density falls below zero", make_falling_loss(norm=0.0))
         yield Example("advantages divided by a deviation that is often 0", make_levels(1e5), (None,))
         yield Example("the same, clipped before the norm is read", make_levels(1e5, clipped=True), (None,))
         yield Example("tasks with losses of different scale take turns", make_levels(1e3))

@@ -205,7 +205,7 @@ class NoGradient:
         """Yield histories that fire, that stay quiet, and near misses."""
         cut = Synthetic(steps=40).no_gradient((0, 1))
         yield Example("two layers are cut from the graph", cut.history(), cut.names((0, 1)))
-        yield Example("one layer's gradient is exactly zero", *make_zero(steps=40))
+        yield Example("one layer's gradient is exactly zero", *make_zero())
         yield Example("two layers get the gradient of a penalty only", *make_penalized())
         yield Example("gradients that differ by a thousandth from that of a penalty", make_penalized(noise=1e-3)[0])
         yield Example("nothing reaches the model", Synthetic(steps=40).no_gradient(None, zero=True).history(), (None,))

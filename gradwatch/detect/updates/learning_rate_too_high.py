@@ -213,7 +213,7 @@ class LearningRateTooHigh:
         large = Synthetic(steps=60, lr=0.1)
         large.weight_l2_TL *= 1 + 0.2 * large.t_T[:, None]
         yield Example("the weights are several times larger after twenty steps", large.history(), (None,))
-        yield Example("the rate jumps tenfold, and the loss after it", make_jump(factor=10, loss=4), (None,))
+        yield Example("the rate jumps tenfold, and the loss after it", make_jump(loss=4), (None,))
         yield Example("the loss climbs from the first update on", make_running_away(lr=100.0), (None,))
         yield Example(
             "the loss climbs from the first update on, to infinity",
@@ -250,8 +250,8 @@ class LearningRateTooHigh:
         slow = Synthetic(steps=200)
         slow.weight_l2_TL *= 1 + 0.02 * slow.t_T[:, None]
         yield Example("weights grow over the whole run", slow.history())
-        yield Example("the rate jumps, and the loss keeps falling", make_jump(factor=10, loss=1))
-        yield Example("a restart to a rate that it has had", make_jump(factor=10, loss=4, first=0.01))
+        yield Example("the rate jumps, and the loss keeps falling", make_jump(loss=1))
+        yield Example("a restart to a rate that it has had", make_jump(loss=4, first=0.01))
 
 
 def _later(history: History, sign: Sign) -> frozenset[str]:

@@ -79,7 +79,7 @@ def draw(
     _names(pen, font, of, left, top)
     _steps(pen, font, steps_T, left, top + HEIGHT, width)
     _scale(canvas, pen, font, (low, high), (left + width + 6, top))
-    _legend(pen, font, norms_WM, left, SIZE[1] - FONT - 5, absent=absent)
+    _legend(pen, font, norms_WM, left, absent=absent)
     findings = tuple(findings)
     names = frozenset[str]().union(*(layer.names for layer in of))
     for elsewhere in (f for f in findings if names.isdisjoint(f.names) and f.severity > Severity.INFO):
@@ -200,9 +200,9 @@ def _scale(
         _write(pen, (at[0] + 11, y), f"1e{power}", font, anchor="lm")
 
 
-def _legend(pen: ImageDraw.ImageDraw, font: Any, norms: Floats, left: int, y: int, *, absent: str) -> None:
+def _legend(pen: ImageDraw.ImageDraw, font: Any, norms: Floats, left: int, *, absent: str) -> None:
     """Explain the colors that are not on the scale, if they occur in the plot."""
-    x = left
+    x, y = left, SIZE[1] - FONT - 5
     odd = ((np.isinf(norms), BROKEN, "NaN or Inf"), (norms == 0, ZERO, "zero"), (np.isnan(norms), NONE, absent))
     for occurs, color, word in odd:
         if occurs.any():

@@ -11,11 +11,11 @@ from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 
 
-def make_falling_loss(*, power: float, norm: float = 1.5, held: int = 1000, grown: float = 0.01) -> History:
+def make_falling_loss(*, norm: float = 1.5, held: int = 1000, grown: float = 0.01) -> History:
     """Return a run in which the loss falls below zero while gradients and weights grow, until step `held`."""
     made = Synthetic(steps=200)
     time_T = np.minimum(made.t_T, held) + 1.0
-    made.loss_T = -0.01 * time_T**power
+    made.loss_T = -0.01 * time_T**2.5
     made.weight_l2_TL *= 1 + grown * time_T[:, None]
     made.grad_l2_TL *= (time_T**norm / made.signal_T)[:, None]
     return made.history()

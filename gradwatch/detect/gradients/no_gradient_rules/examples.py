@@ -40,8 +40,8 @@ def make_second(*, starts: int, is_cut: bool = False) -> History:
     return with_statistic(made.history(), "lr.1", rate_T1, missing=True)
 
 
-def make_zero(*, steps: int) -> tuple[History, tuple[str, ...]]:
-    made = Synthetic(steps=steps).no_gradient(4, zero=True)
+def make_zero() -> tuple[History, tuple[str, ...]]:
+    made = Synthetic(steps=40).no_gradient(4, zero=True)
     return made.history(), made.names(4)
 
 

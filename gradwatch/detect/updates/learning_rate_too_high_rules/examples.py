@@ -8,10 +8,10 @@ from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 
 
-def make_jump(*, factor: float, loss: float, first: float = 0.001) -> History:
-    """Return a run whose rate jumps by a factor at step 60, and its loss with it."""
+def make_jump(*, loss: float, first: float = 0.001) -> History:
+    """Return a run whose rate jumps tenfold at step 60, and whose loss is multiplied by `loss` from then on."""
     made = Synthetic(steps=90)
-    made.lr_T[:40], made.lr_T[40:60], made.lr_T[60:] = first, 0.001, 0.001 * factor
+    made.lr_T[:40], made.lr_T[40:60], made.lr_T[60:] = first, 0.001, 0.01
     made.loss_T[60:] *= loss
     return made.history()
 

@@ -74,12 +74,12 @@ def make_warming(*, over: float = 1.0, doubling: float = 0.0, planned: int | Non
     return made.history()
 
 
-def make_scheduled(*, peak: float, warm_up: int = 20, initial: float = 3e-3, is_finished: bool = False) -> History:
-    """Return a run whose schedule multiplies `initial` by a factor that rises to `peak`, and then falls to zero."""
+def make_scheduled(*, peak: float, warm_up: int = 20, is_finished: bool = False) -> History:
+    """Return a run whose schedule multiplies a rate of 0.003 by a factor that rises to `peak`, and then falls."""
     made = Synthetic(steps=60)
-    made.info = replace(made.info, initial_rates=(initial,))
+    made.info = replace(made.info, initial_rates=(3e-3,))
     rising_T, falling_T = np.minimum((made.t_T + 1) / warm_up, 1), 0.5 * (1 + np.cos(np.pi * made.t_T / 160))
-    made.lr_T = initial * peak * rising_T * falling_T
+    made.lr_T = 3e-3 * peak * rising_T * falling_T
     made.loss_T[:] = 2.3
     history = made.history()
     history.ending = Ending(kind="finished") if is_finished else None
