@@ -15,12 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from gradwatch.probe.activations.attention import COMPOSED, FUSED, SOFTMAX, read_attention
-from gradwatch.probe.activations.products import arguments, is_product, through
 from gradwatch.probe.activations.routing import Router, count_tokens, find_router, is_sample
 from gradwatch.probe.activations.rules import ActivationRules, rules_of
 from gradwatch.probe.activations.saved_hooks import count_uses, saved_tensor
-from gradwatch.probe.graph.graph import LEAF, NAMES, Node, operation
-from gradwatch.probe.graph.loss_rules import LINEAR
+from gradwatch.probe.graph.graph import LEAF, LINEAR, NAMES, Node, arguments, is_product, operation, signed, through
 from gradwatch.probe.nested import tensors_of
 from gradwatch.probe.parameters import Models, named_modules
 
@@ -294,9 +292,7 @@ def _function(name: str, node: Node, users: set[str]) -> FunctionType | None:
     if name == COMPOSED or name in FUSED:
         return _ATTENTION
     if name == "Softmax":
-        dim = int(node._saved_dim)
-        # a node saves a negative dimension as an unsigned number of 64 bits
-        module = nn.Softmax(dim if dim < 1 << 63 else dim - (1 << 64))
+        module = nn.Softmax(signed(node._saved_dim))
         return _of_module(module, keeps_output=True, kind="SoftmaxSample" if is_sample(node) else None)
     if name in ("Sigmoid", "Tanh"):
         # a value that also enters a matrix is a hidden activation

@@ -11,8 +11,18 @@ import torch
 from torch import Tensor
 
 from gradwatch.probe.activations.attention import TRANSPOSING, Saved
-from gradwatch.probe.activations.products import BATCHED, arguments, is_product, through
-from gradwatch.probe.graph.graph import LAYOUT, LEAF, Node, dimension, operation, shape
+from gradwatch.probe.graph.graph import (
+    BATCHED,
+    LAYOUT,
+    LEAF,
+    Node,
+    arguments,
+    dimension,
+    is_product,
+    operation,
+    shape,
+    through,
+)
 
 MAX_COMPARED = 1 << 22
 """Maximum number of choices times experts to compare, at equal distances within a batch: 8,192 tokens, 512 experts."""

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from gradwatch.probe.batches.loss_forms import Floats, dot
-from gradwatch.probe.graph.graph import LAYOUT, Graph, Node, operation
+from gradwatch.probe.graph.graph import Graph, Node, operation, through
 from gradwatch.probe.parameters import Models, named_modules
 
 MAX_NODES = 64
@@ -75,11 +75,7 @@ def name_of_activation(output: Tensor, models: Models) -> str | None:
 
 def last_operation(output: Tensor) -> Node | None:
     """Return the operation that computes an output, below its changes of layout."""
-    node = output.grad_fn
-    while node is not None and operation(node) in LAYOUT:
-        inputs = [child for child, _ in node.next_functions if child is not None]
-        node = inputs[0] if len(inputs) == 1 else None
-    return node
+    return None if output.grad_fn is None else through(output.grad_fn)
 
 
 def unreachable_share(targets: Floats, limits: OutputRange) -> float:

@@ -36,8 +36,7 @@ from gradwatch.probe.batches.output_range import (
 from gradwatch.probe.batches.sample_contrast import SampleContrast
 from gradwatch.probe.batches.target_fit import FitState
 from gradwatch.probe.device.sync import Arrival, can_be_read
-from gradwatch.probe.graph.graph import operation
-from gradwatch.probe.graph.loss_rules import LINEAR
+from gradwatch.probe.graph.graph import LINEAR, operation
 from gradwatch.probe.inert_hook import inert_hook, remove_hooks
 from gradwatch.probe.nested import has_plain_values, tensors_of
 from gradwatch.probe.output_reader import ForwardCall

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from torch import Tensor
 
 from gradwatch.events import CHANCE, CLASSES, Observation
-from gradwatch.probe.graph.graph import LAYOUT, Graph, Node, dimension, is_leaf, operation, shape
-from gradwatch.probe.graph.loss_rules import LINEAR
+from gradwatch.probe.graph.graph import LAYOUT, LINEAR, Graph, Node, dimension, is_leaf, operation, shape
 from gradwatch.records import LayerInfo
 
 SUM = 2

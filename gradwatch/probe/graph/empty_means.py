@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradwatch.events import EMPTY_MEAN, IGNORES_LABELS, Observation
 from gradwatch.probe.device.sync import can_be_read, to_host
-from gradwatch.probe.graph.graph import Graph, Node, operation, shape
+from gradwatch.probe.graph.graph import Graph, Node, operation, shape, signed
 
 COMBINATIONS = frozenset({"Add", "Div", "Mean", "Mul", "Neg", "Sub", "Sum", "ToCopy"})
 """Operations that combine the terms of a loss into one number."""
@@ -31,9 +31,7 @@ def find_empty_means(graph: Graph) -> Iterator[Observation]:
         yield EMPTY_MEAN.observe(why="no value is left to take the mean of")
         return
     for node in graph.of(*LIKELIHOODS):
-        # an unsigned number of 64 bits stands for a negative one
-        index = int(node._saved_ignore_index)
-        index -= (1 << 64) * (index >= 1 << 63)
+        index = signed(node._saved_ignore_index)
         labels = _labels(node)
         if labels is None:
             yield IGNORES_LABELS.observe(values={"ignore_index": index})

@@ -53,6 +53,12 @@ LAYOUT = frozenset(
 )
 """Operations that rearrange or convert values without computing new ones."""
 
+LINEAR = frozenset({"Addmm", "Mm", "Linear", "Convolution"})
+"""Products with a matrix. A linear layer has no other operation, except perhaps one that adds the bias."""
+
+BATCHED = frozenset({"Bmm", "Baddbmm"})
+"""Batched matrix products: `einsum` makes one of a product with a weight, attention one of queries and keys."""
+
 LEAF = "AccumulateGrad"
 """Operation of a node that accumulates the gradient of a parameter."""
 
@@ -205,6 +211,28 @@ def is_leaf(node: Node) -> bool:
     return operation(node) == LEAF
 
 
+def arguments(node: Node) -> list[Node]:
+    """Return the nodes of the arguments of an operation; a constant has no node."""
+    return [child for child, _ in node.next_functions if child is not None]
+
+
+def through(node: Node) -> Node:
+    """Return the operation that computed the values, past operations that only rearrange them."""
+    while operation(node) in LAYOUT and len(below := arguments(node)) == 1:
+        node = below[0]
+    return node
+
+
+def is_product(node: Node) -> bool:
+    """Return whether a node multiplies by a matrix; a batched product must have a parameter."""
+    name = operation(node)
+    if name not in BATCHED:
+        return name in LINEAR
+    # the factors come last: before them a Baddbmm has the tensor that it adds
+    factors = [factor for factor, _ in node.next_functions[-2:] if factor is not None]
+    return any(is_leaf(through(factor)) for factor in factors)
+
+
 def shape(node: Node) -> tuple[int, ...]:
     """Return the shape of the result of a node."""
     # `int`: sizes may be symbolic
@@ -215,10 +243,15 @@ def dimension(saved: int, dims: int) -> int:
     """Return a dimension counted from the front.
 
     Args:
-        saved: Dimension as a node saves it: a negative one becomes an unsigned number of 64 bits.
+        saved: Dimension as a node saves it.
         dims: Number of dimensions.
     """
-    return int(saved if saved < dims else saved - (1 << 64)) % dims
+    return signed(saved) % dims
+
+
+def signed(saved: int) -> int:
+    """Return a number that a node saves: a negative one becomes an unsigned number of 64 bits."""
+    return int(saved if saved < 1 << 63 else saved - (1 << 64))
 
 
 @cache

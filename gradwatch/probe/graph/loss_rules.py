@@ -14,10 +14,8 @@ from gradwatch.events import (
     SOFTMAX_OVER_BATCH,
     Observation,
 )
-from gradwatch.probe.graph.graph import Graph, Node, dimension, operation, shape
+from gradwatch.probe.graph.graph import LINEAR, Graph, Node, dimension, operation, shape
 from gradwatch.probe.graph.singularities import FRACTIONS
-
-LINEAR = frozenset({"Addmm", "Mm", "Linear", "Convolution"})
 
 CLAMPS = frozenset({"Add", "Clamp", "ClampMin", "ClampMax"})
 """Operations with a constant that people apply to a probability before a logarithm."""

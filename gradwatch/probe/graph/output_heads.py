@@ -9,8 +9,7 @@ from itertools import pairwise
 from torch import Tensor
 
 from gradwatch.events import DEPTHS, HEADS, SIDE_BY_SIDE, TOWERS, Observation
-from gradwatch.probe.graph.graph import Graph, Node, is_leaf, operation
-from gradwatch.probe.graph.loss_rules import LINEAR
+from gradwatch.probe.graph.graph import LINEAR, Graph, Node, is_leaf, operation
 from gradwatch.records import LayerInfo
 
 MAX_HEADS = 8

@@ -29,8 +29,8 @@ from gradwatch.probe.graph.cross_entropy import find_chance_loss, find_class_bia
 from gradwatch.probe.graph.embeddings import find_embedding_uses
 from gradwatch.probe.graph.empty_means import find_empty_means
 from gradwatch.probe.graph.entropy import find_minimized_entropy
-from gradwatch.probe.graph.graph import LEAF, Graph, Node, operation, shape
-from gradwatch.probe.graph.loss_rules import LINEAR, RULES, GraphMatch, Rule, match_divergence
+from gradwatch.probe.graph.graph import LEAF, LINEAR, Graph, Node, operation, shape
+from gradwatch.probe.graph.loss_rules import RULES, GraphMatch, Rule, match_divergence
 from gradwatch.probe.graph.output_heads import find_depths, find_heads, find_parallel_modules
 from gradwatch.probe.graph.output_uses import find_chosen_outputs, find_output_pairs
 from gradwatch.probe.graph.sequence_axis import ROW_LOSSES, match_sequence_axis

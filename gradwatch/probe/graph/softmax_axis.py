@@ -8,8 +8,8 @@ from operator import mul
 from typing import NamedTuple
 
 from gradwatch.events import MIXED_AXES
-from gradwatch.probe.graph.graph import Graph, Node, dimension, is_leaf, operation, shape
-from gradwatch.probe.graph.loss_rules import LINEAR, GraphMatch
+from gradwatch.probe.graph.graph import LINEAR, Graph, Node, dimension, is_leaf, operation, shape
+from gradwatch.probe.graph.loss_rules import GraphMatch
 
 VIEWS = frozenset({"Flatten", "Reshape", "ReshapeAlias", "Squeeze", "Unflatten", "UnsafeView", "Unsqueeze", "View"})
 """Operations that change the shape and keep the order of the values."""
