@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from gradwatch.monitor import Schedule as Schedule
     from gradwatch.monitor.watch import watch as watch
     from gradwatch.planning.plan import plan as plan
-    from gradwatch.probe.curvature import curvature as curvature
-    from gradwatch.probe.products import hvp as hvp
-    from gradwatch.probe.products import jvp as jvp
-    from gradwatch.probe.spectrum import spectrum as spectrum
+    from gradwatch.probe.hessian.curvature import curvature as curvature
+    from gradwatch.probe.hessian.products import hvp as hvp
+    from gradwatch.probe.hessian.products import jvp as jvp
+    from gradwatch.probe.hessian.spectrum import spectrum as spectrum
     from gradwatch.records import Finding as Finding
     from gradwatch.replay.incident import incidents as incidents
     from gradwatch.replay.locate.locate import locate as locate
@@ -49,10 +49,10 @@ _HOME = {
     "check": "gradwatch.gradcheck.check",
     "check_fixed_point": "gradwatch.gradcheck.implicit.check_fixed_point",
     "check_layer": "gradwatch.gradcheck.layer.check_layer",
-    "curvature": "gradwatch.probe.curvature",
-    "hvp": "gradwatch.probe.products",
+    "curvature": "gradwatch.probe.hessian.curvature",
+    "hvp": "gradwatch.probe.hessian.products",
     "incidents": "gradwatch.replay.incident",
-    "jvp": "gradwatch.probe.products",
+    "jvp": "gradwatch.probe.hessian.products",
     "load_run": "gradwatch.run",
     "locate": "gradwatch.replay.locate.locate",
     "noise_scale": "gradwatch.diagnose.gradient_noise",
@@ -60,7 +60,7 @@ _HOME = {
     "precision": "gradwatch.gradcheck.precision.measure",
     "reproducible": "gradwatch.train.reproducible",
     "sample_gradients": "gradwatch.replay.samples.sample_gradients",
-    "spectrum": "gradwatch.probe.spectrum",
+    "spectrum": "gradwatch.probe.hessian.spectrum",
     "watch": "gradwatch.monitor.watch",
 }
 

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from gradwatch.events import Observation
 from gradwatch.probe.device.sync import is_capturing
-from gradwatch.probe.graph.graph import Graph
+from gradwatch.probe.graph.graph import Graph, Node
 from gradwatch.probe.nested import tensors_of
+from gradwatch.probe.saved_hooks import count_uses, saved_tensor
 
 
 @final
@@ -22,10 +23,11 @@ class ForwardCall:
         output: What the call returned.
         inputs: What it was called with.
         has_turn: Whether the graph of this call may be read.
+        since: Result of `count_uses` before the call.
     """
 
-    def __init__(self, output: Any, inputs: Any = (), *, has_turn: bool = True) -> None:
-        self.output, self.inputs, self._has_turn = output, inputs, has_turn
+    def __init__(self, output: Any, inputs: Any = (), *, has_turn: bool = True, since: int | None = None) -> None:
+        self.output, self.inputs, self._has_turn, self._since = output, inputs, has_turn, since
 
     @cached_property
     def roots(self) -> list[Tensor]:
@@ -40,6 +42,10 @@ class ForwardCall:
     def graph(self) -> Graph:
         """Return the graph of the outputs."""
         return Graph(*self.roots)
+
+    def saved(self, node: Node, name: str) -> Tensor | None:
+        """Return a tensor that a node of the graph saves, or None if the tensor is not in memory unchanged."""
+        return saved_tensor(node, name, self._since)
 
 
 class OutputReader(Protocol):
@@ -95,6 +101,7 @@ class OutputReaders:
     def __init__(self, readers: Iterable[OutputReader] = ()) -> None:
         self._readers = tuple(readers)
         self._calls = self._next = 0
+        self._since: int | None = None
 
     def __iter__(self) -> Iterator[OutputReader]:
         return iter(self._readers)
@@ -106,7 +113,7 @@ class OutputReaders:
 
     def begin(self) -> None:
         """Prepare for the next sampled step."""
-        self._calls, self._next = 0, 1
+        self._calls, self._next, self._since = 0, 1, count_uses()
         for reader in self._readers:
             reader.begin()
 
@@ -121,7 +128,7 @@ class OutputReaders:
         has_turn = self._calls == self._next
         if has_turn:
             self._next += max(1, self._next // 2)
-        call = ForwardCall(output, inputs, has_turn=has_turn)
+        call = ForwardCall(output, inputs, has_turn=has_turn, since=self._since)
         for reader in self._readers:
             reader.watch(call)
 

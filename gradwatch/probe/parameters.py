@@ -70,6 +70,11 @@ def named_modules(models: Models) -> Iterator[tuple[str, nn.Module]]:
             yield without_wrappers(f"{prefix}.{path}"), module
 
 
+def module_names(models: Models) -> dict[torch.Tensor | None, str]:
+    """Return the path of the module of each parameter; None is in no module."""
+    return {param: name for name, module in named_modules(models) for param in module.parameters(recurse=False)}
+
+
 def _type_name(module: nn.Module) -> str:
     # the class of a scripted module is the same for all
     return str(module.original_name) if isinstance(module, torch.jit.ScriptModule) else type(module).__name__

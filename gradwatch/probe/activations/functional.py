@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from gradwatch.probe.activations.attention import COMPOSED, FUSED, SOFTMAX, read_attention
 from gradwatch.probe.activations.routing import Router, count_tokens, find_router, is_sample
 from gradwatch.probe.activations.rules import ActivationRules, rules_of
-from gradwatch.probe.activations.saved_hooks import count_uses, saved_tensor
 from gradwatch.probe.graph.graph import LEAF, LINEAR, NAMES, Node, arguments, is_product, operation, signed, through
 from gradwatch.probe.nested import tensors_of
 from gradwatch.probe.parameters import Models, named_modules
+from gradwatch.probe.saved_hooks import count_uses, saved_tensor
 
 MAX_NODES = 1_200
 """Maximum number of nodes to visit in one forward pass, not counting parameters, nearest to the output first: 4 ms."""

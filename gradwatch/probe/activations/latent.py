@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from gradwatch.events import LATENT_UNUSED, LATENT_USED, Observation
-from gradwatch.probe.activations.saved_hooks import count_uses, saved_tensor
 from gradwatch.probe.device.sync import HostTransfer
 from gradwatch.probe.graph.graph import Graph, Node, operation, shape
 from gradwatch.probe.output_reader import ForwardCall
-from gradwatch.probe.parameters import Models, named_modules
+from gradwatch.probe.parameters import Models, module_names
 
 MIN_SAMPLES = 8
 """Minimum number of samples: the first dimension of a latent."""
@@ -64,14 +63,11 @@ class LatentReader:
     part: ClassVar[str] = "the latent"
 
     def __init__(self, models: Models) -> None:
-        self._owners: dict[Tensor, str] = {
-            param: name for name, module in named_modules(models) for param in module.parameters(recurse=False)
-        }
+        self._modules = module_names(models)
         self._latent: Latent | None = None
         self._measured: Tensor | None = None
         self._transfer: HostTransfer | None = None
         self._layer: str | None = None
-        self._since: int | None = None
         self._searched = self._unused = self._changes = 0
         self._has_prior = self._is_reported = self._has_read = False
         self.is_over = False
@@ -79,7 +75,6 @@ class LatentReader:
     def begin(self) -> None:
         """Prepare for the next sampled step."""
         self.clear()
-        self._since = count_uses()
 
     def clear(self) -> None:
         """Drop the data of the step before."""
@@ -109,7 +104,7 @@ class LatentReader:
         self._latent = self._find_latent(call.graph)
         if self._latent is None:
             return
-        deviation = saved_tensor(self._latent.deviation, "result", self._since)
+        deviation = call.saved(self._latent.deviation, "result")
         if deviation is not None:
             log_BD = deviation.detach().float().log().flatten(1)
             nats = -log_BD.mean(0).clamp(max=0).sum()
@@ -155,8 +150,7 @@ class LatentReader:
             deviation = graph.through(inputs[0])
             is_sum = any(operation(user) == "Add" and len(graph.inputs(user)) == 2 for user in graph.users(product))
             if deviation is not None and operation(deviation) == "Exp" and shape(deviation) == sizes and is_sum:
-                param = graph.parameter(deviation)
-                return Latent(deviation, self._owners.get(param) if param is not None else None)
+                return Latent(deviation, self._modules.get(graph.parameter(deviation)))
         return None
 
 

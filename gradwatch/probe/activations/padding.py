@@ -17,13 +17,12 @@ from torch.utils.hooks import RemovableHandle
 
 from gradwatch.events import PADDED_INPUT, PADDING_ATTENDED, PADDING_READ, Observation
 from gradwatch.probe.activations.attention import FUSED, SOFTMAX, queries_and_keys, used_keys
-from gradwatch.probe.activations.saved_hooks import count_uses, saved_tensor
 from gradwatch.probe.device.sync import HostTransfer
 from gradwatch.probe.graph.graph import Graph, Node
 from gradwatch.probe.inert_hook import inert_hook, remove_hooks
 from gradwatch.probe.nested import has_plain_values, tensors_of
 from gradwatch.probe.output_reader import ForwardCall
-from gradwatch.probe.parameters import Models, named_modules
+from gradwatch.probe.parameters import Models, module_names, named_modules
 
 MAX_STEPS = 4
 """Sampled steps to read: a loop pads its batches in the same way at each step."""
@@ -96,24 +95,19 @@ class PaddingReader:
     part: ClassVar[str] = "the padding"
 
     def __init__(self, models: Models) -> None:
-        modules = list(named_modules(models))
-        self._owners: dict[Tensor, str] = {
-            param: name for name, module in modules for param in module.parameters(recurse=False)
-        }
-        self._recurrences = [(name, it.input_size) for name, it in modules if isinstance(it, nn.RNNBase)]
+        self._modules = module_names(models)
+        self._recurrences = [(name, it.input_size) for name, it in named_modules(models) if isinstance(it, nn.RNNBase)]
         self._handles: list[RemovableHandle] = []
         self._reads: list[Read] = []
         self._measured: list[Tensor] = []
         self._transfer: HostTransfer | None = None
         self._in_flight = self._reads
         self._has_read, self._steps = False, 0
-        self._since: int | None = None
         self.is_over = False
 
     def begin(self) -> None:
         """Prepare for the next sampled step."""
         self.clear()
-        self._since = count_uses()
 
     def clear(self) -> None:
         """Drop the data and the hooks of the step before."""
@@ -137,11 +131,11 @@ class PaddingReader:
             self._measure_inputs(values)
         graph = call.graph
         for node in graph.of("Embedding"):
-            tokens = saved_tensor(node, "indices", self._since)
+            tokens = call.saved(node, "indices")
             if tokens is not None and tokens.ndim == 2 and min(tokens.shape) > 1:
                 hook = inert_hook(partial(self._measure_gradient, tokens, self._reader_of(graph, node)))
                 self._handles.append(node.register_prehook(hook))
-                self._measure_attentions(graph, node, tokens)
+                self._measure_attentions(call, node, tokens)
 
     def find(self, _loss: Any = None, /) -> Iterator[Observation]:
         """Yield an observation, after a backward pass, if the model reads padding instead of tokens."""
@@ -165,7 +159,7 @@ class PaddingReader:
         if table is None:
             return None
         fitting = [name for name, width in self._recurrences if width == table.shape[-1]]
-        return fitting[0] if len(fitting) == 1 else self._owners.get(table)
+        return fitting[0] if len(fitting) == 1 else self._modules.get(table)
 
     def _measure_gradient(self, tokens_BT: Tensor, layer: str | None, gradients: tuple[Tensor | None, ...]) -> None:
         gradient = gradients[0] if gradients else None
@@ -190,11 +184,11 @@ class PaddingReader:
             sums = torch.stack([(squares_BT * is_padding).sum(), (squares_BT * ~is_padding).sum()])
             self._add(Read(Subject.INPUT, fitting[0], values.shape[axis]), counts, sums)
 
-    def _measure_attentions(self, graph: Graph, lookup: Node, tokens_BT: Tensor) -> None:
-        saved = partial(saved_tensor, since=self._since)
+    def _measure_attentions(self, call: ForwardCall, lookup: Node, tokens_BT: Tensor) -> None:
+        graph = call.graph
         for node in reversed(graph.of(*FUSED, *SOFTMAX)[-MAX_ATTENTIONS:]):
-            operands = queries_and_keys(node, saved)
-            is_used = used_keys(node, saved) if operands else None
+            operands = queries_and_keys(node, call.saved)
+            is_used = used_keys(node, call.saved) if operands else None
             # the keys of a decoder may come from an encoder, which sees other tokens
             if operands is None or is_used is None or lookup not in set(graph.below(operands[1])):
                 continue
@@ -204,9 +198,7 @@ class PaddingReader:
             is_used_BK = is_used.reshape(sequences, -1, keys).any(1)
             is_padding_BK, counts = _padding(_ends(tokens_BT, 1), 1)
             used = torch.stack([(is_used_BK & is_padding_BK).sum(), (is_used_BK & ~is_padding_BK).sum()])
-            param = graph.parameter(operands[1])
-            layer = self._owners.get(param) if param is not None else None
-            self._add(Read(Subject.MASK, layer, keys), counts, used)
+            self._add(Read(Subject.MASK, self._modules.get(graph.parameter(operands[1])), keys), counts, used)
 
     def _add(self, read: Read, counts: Tensor, sums: Tensor) -> None:
         self._reads.append(read)

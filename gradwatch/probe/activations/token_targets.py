@@ -13,14 +13,13 @@ from torch.utils.hooks import RemovableHandle
 
 from gradwatch.events import SEQUENCE_AXIS, TARGETS_AHEAD, TARGETS_COPIED, TARGETS_VISIBLE, Observation
 from gradwatch.probe.activations.attention import FUSED, SOFTMAX, queries_and_keys, sees_next_position
-from gradwatch.probe.activations.saved_hooks import count_uses, saved_tensor
 from gradwatch.probe.device.sync import can_be_read, host_tensor
 from gradwatch.probe.graph.graph import Graph, Node, operation
 from gradwatch.probe.graph.sequence_axis import layer_along_batch
 from gradwatch.probe.inert_hook import inert_hook, remove_hooks
 from gradwatch.probe.nested import has_plain_values
 from gradwatch.probe.output_reader import ForwardCall
-from gradwatch.probe.parameters import Models, named_modules
+from gradwatch.probe.parameters import Models, module_names, named_modules
 
 MAX_READS = 4
 """Sampled steps to read: labels and masks of a loop have the same form at each step, and most models have no tokens."""
@@ -116,23 +115,18 @@ class TokenTargets:
     part: ClassVar[str] = "the labels of tokens"
 
     def __init__(self, models: Models) -> None:
-        modules = list(named_modules(models))
-        self._owners: dict[Tensor, str] = {
-            param: name for name, module in modules for param in module.parameters(recurse=False)
-        }
-        recurrences = [(name, module) for name, module in modules if isinstance(module, nn.RNNBase)]
+        self._modules = module_names(models)
+        recurrences = [(name, module) for name, module in named_modules(models) if isinstance(module, nn.RNNBase)]
         self._bidirectional = [(name, module.input_size) for name, module in recurrences if module.bidirectional]
         self._handles: list[RemovableHandle] = []
         self._lookups: list[Lookup] = []
         self._labels: list[Tensor] = []
         self._reads, self._has_output = 0, False
-        self._since: int | None = None
         self.is_over = False
 
     def begin(self) -> None:
         """Prepare for the next sampled step."""
         self.clear()
-        self._since = count_uses()
 
     def clear(self) -> None:
         """Drop the data and the hooks of the step before."""
@@ -154,13 +148,13 @@ class TokenTargets:
         if self.is_over or not call.roots or not all(map(can_be_read, call.roots)):
             return
         graph = call.graph
-        lookups = [*self._find_lookups(graph)]
+        lookups = [*self._find_lookups(call)]
         if not lookups:
             return
         self._lookups += lookups
         likelihoods = graph.of("NllLoss", "NllLoss2D")
         for node in likelihoods:
-            labels = saved_tensor(node, "target", self._since)
+            labels = call.saved(node, "target")
             self._labels += [host_tensor(labels)] if labels is not None else []
         if not likelihoods:
             hook = inert_hook(partial(self._read_labels, positions=lookups[0].tokens_BT.shape[1]))
@@ -201,17 +195,17 @@ class TokenTargets:
         others = [lookup for lookup, shift in pairs if not shift]
         return next((lookup for lookup in own if lookup.has_own_path or others), None)
 
-    def _find_lookups(self, graph: Graph) -> Iterator[Lookup]:
+    def _find_lookups(self, call: ForwardCall) -> Iterator[Lookup]:
+        graph = call.graph
         for node in graph.of("Embedding"):
-            saved = saved_tensor(node, "indices", self._since)
+            saved = call.saved(node, "indices")
             tokens = None if saved is None else host_tensor(saved)
             # a lookup of positions is the same in all sequences
             if tokens is not None and tokens.ndim == 2 and not bool((tokens == tokens[:1]).all()):
-                table = graph.parameter(node)
                 yield Lookup(
                     tokens,
-                    self._layer_that_sees_next(graph, node, positions=tokens.shape[1]),
-                    self._owners.get(table) if table is not None else None,
+                    self._layer_that_sees_next(call, node, positions=tokens.shape[1]),
+                    self._modules.get(graph.parameter(node)),
                     _has_own_path(graph, node),
                     self._layer_along_batch(graph, tokens),
                 )
@@ -220,24 +214,22 @@ class TokenTargets:
         """Return the layer that takes the sequences for the positions, or None."""
         sequences, positions = tokens_BT.shape
         node = layer_along_batch(graph, samples=sequences, steps=positions)
-        param = None if node is None else graph.parameter(node)
-        return None if param is None else self._owners.get(param)
+        return None if node is None else self._modules.get(graph.parameter(node))
 
-    def _layer_that_sees_next(self, graph: Graph, lookup: Node, *, positions: int) -> str | None:
+    def _layer_that_sees_next(self, call: ForwardCall, lookup: Node, *, positions: int) -> str | None:
         """Return the layer through which a position sees the token after it, or None."""
+        graph = call.graph
         table = graph.parameter(lookup)
         for name, width in self._bidirectional:
             if table is not None and width == table.shape[-1]:
                 return name
-        saved = partial(saved_tensor, since=self._since)
         for node in reversed(graph.of(*FUSED, *SOFTMAX)[-MAX_ATTENTIONS:]):
-            operands = queries_and_keys(node, saved)
+            operands = queries_and_keys(node, call.saved)
             # the keys of a decoder may come from an encoder, which sees other tokens
             if operands is None or not all(lookup in set(graph.below(operand)) for operand in operands):
                 continue
-            if sees_next_position(node, saved, positions=positions):
-                param = graph.parameter(operands[1])
-                return self._owners.get(param) if param is not None else None
+            if sees_next_position(node, call.saved, positions=positions):
+                return self._modules.get(graph.parameter(operands[1]))
         return None
 
     def _read_labels(self, gradient: Tensor, *, positions: int) -> None:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from gradwatch.attempts import Attempts
 from gradwatch.events import POLICY, EventKey, Observation
-from gradwatch.probe.activations.saved_hooks import count_uses, saved_tensor
 from gradwatch.probe.device.sync import is_capturing
 from gradwatch.probe.graph.graph import Graph, uncollected
 from gradwatch.probe.graph.reader import is_due
@@ -20,6 +19,7 @@ from gradwatch.probe.nested import tensors_of
 from gradwatch.probe.policy.backward_calls import BACKWARD_LISTENERS
 from gradwatch.probe.policy.reading import read_policy
 from gradwatch.probe.policy.terms import Policy, find_policy
+from gradwatch.probe.saved_hooks import count_uses, saved_tensor
 
 PART = "the policy"
 """Name of the probe among the parts of the monitor."""

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from gradwatch.probe.lanczos import KEPT_BASIS, MAX_BASIS, largest_eigenvalue
+from gradwatch.probe.hessian.lanczos import KEPT_BASIS, MAX_BASIS, largest_eigenvalue
 
 SIZE = 120
 
@@ -87,7 +87,7 @@ def test_restarts_reach_the_accuracy_of_a_basis_without_limit(monkeypatch):
     matrix = symmetric(SPECTRA["evenly-spaced"], torch.float64)
 
     restarted = find(matrix, tolerance=1e-6)
-    monkeypatch.setattr("gradwatch.probe.lanczos.MAX_BASIS", SIZE)
+    monkeypatch.setattr("gradwatch.probe.hessian.lanczos.MAX_BASIS", SIZE)
     unlimited = find(matrix, tolerance=1e-6)
 
     assert restarted.products > 2 * MAX_BASIS - KEPT_BASIS, "it has restarted more than once"

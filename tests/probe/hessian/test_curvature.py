@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gradwatch.errors import GradwatchError
-from gradwatch.probe.curvature import Curvature, curvature
+from gradwatch.probe.hessian.curvature import Curvature, curvature
 
 
 def network(*, dropout=0.0):

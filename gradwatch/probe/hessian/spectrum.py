@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from gradwatch.errors import GradwatchError
-from gradwatch.probe.hessian import hessian_of
-from gradwatch.probe.lanczos import largest_eigenvalue
+from gradwatch.probe.hessian.hessian import hessian_of
+from gradwatch.probe.hessian.lanczos import largest_eigenvalue
 
 MIN_PRODUCTS = 5
 """Two for each end, one to check autograd."""

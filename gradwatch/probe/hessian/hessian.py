@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from gradwatch.errors import GradwatchError, did_you_mean
 from gradwatch.probe.device.sync import to_float
-from gradwatch.probe.product_check import check_product, norm, steps_along, values_at
+from gradwatch.probe.hessian.product_check import check_product, norm, steps_along, values_at
 from gradwatch.probe.untouched import untouched
 
 NO_SECOND_DERIVATIVE = (

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from gradwatch.errors import GradwatchError
-from gradwatch.probe.hessian import hessian_of
-from gradwatch.probe.lanczos import largest_eigenvalue
+from gradwatch.probe.hessian.hessian import hessian_of
+from gradwatch.probe.hessian.lanczos import largest_eigenvalue
 
 STABLE = 2.0
 """Curvature times rate beyond which gradient descent overshoots; Cohen et al. 2021, arXiv:2103.00065, sec. 2."""

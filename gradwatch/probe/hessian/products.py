@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from gradwatch.errors import GradwatchError
 from gradwatch.probe.device.sync import to_float
-from gradwatch.probe.hessian import flat, hessian_of, named_vector, split
-from gradwatch.probe.product_check import check_product, steps_along, values_at
+from gradwatch.probe.hessian.hessian import flat, hessian_of, named_vector, split
+from gradwatch.probe.hessian.product_check import check_product, steps_along, values_at
 from gradwatch.probe.untouched import untouched
 
 WRONG = (

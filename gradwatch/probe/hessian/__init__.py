@@ -1,0 +1,1 @@
+"""Multiply by the derivatives of a loss without storing them: Hessian and Jacobian products, curvature, spectrum."""
