@@ -394,34 +394,6 @@ def test_after_close_step_records_nothing_and_says_so_once():
     watcher.close()
 
 
-class Still(torch.optim.Optimizer):
-    """Moves nothing, so that a loop around it costs next to nothing."""
-
-    def step(self, closure=None):
-        pass
-
-
-class Silent:
-    """A pipeline that takes rows and does nothing with them."""
-
-    def __init__(self, history):
-        self.history = history
-        self.next_step, self.findings = 0, []
-        self.cpu_s = 0.0
-
-    def feed(self, step, **row):
-        self.next_step = step + 1
-
-    def pull(self):
-        self.row_source()
-
-    def finish(self):
-        pass
-
-    def close(self, status):
-        return ()
-
-
 def test_units_that_die_are_reported_with_the_step_since_which_they_have_not_fired():
     model, optimizer = make()
     with gradwatch.watch(model, optimizer, schedule=Schedule(updates=0, activations=5, histograms=0)) as monitor:
