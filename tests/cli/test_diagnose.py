@@ -125,15 +125,6 @@ def test_a_run_without_a_config_is_detected_again_at_the_defaults(gradwatch, rec
     assert gradwatch("diagnose", run, "--redetect").code == 0
 
 
-@pytest.mark.parametrize("name", ["gone", "."])
-def test_a_directory_that_is_no_run_is_a_mistake(gradwatch, tmp_path, name):
-    result = gradwatch("diagnose", tmp_path / name)
-
-    assert (result.code, result.out) == (2, "")
-    assert result.err.startswith("error: ")
-    assert str(tmp_path) in result.err
-
-
 def test_html_is_a_page_in_the_run_that_is_named(gradwatch, recorded, finding):
     run = recorded(finding())
 

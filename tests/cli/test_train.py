@@ -92,10 +92,3 @@ def test_a_run_that_is_not_there_is_a_mistake_that_suggests_a_near_one(gradwatch
 
     assert result.code == 2
     assert f"there is no run directory {tmp_path}/20260101-mpl; did you mean '20260101-mlp'?" in result.err
-
-
-def test_a_folder_that_is_no_run_is_a_mistake(gradwatch, tmp_path):
-    result = gradwatch("train", "--resume", tmp_path)
-
-    assert result.code == 2
-    assert f"{tmp_path} is not a run of `gradwatch train`: it has no config.yaml" in result.err

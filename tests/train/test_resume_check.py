@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import warm_python
+from interruption import After
 
 from gradwatch import catalogue, load_run
 from gradwatch.config.load import load_config
@@ -42,24 +43,6 @@ def write_config(folder, *, workers=0, precision="fp32"):
     path = folder / "resume.yaml"
     path.write_text(CONFIG.format(out=folder / "runs", workers=workers, precision=precision))
     return path
-
-
-class After:
-    """Stands in for Ctrl-C: asks the loop to end once it has made so many steps."""
-
-    def __init__(self, steps):
-        self.left = steps
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    @property
-    def requested(self):
-        self.left -= 1
-        return self.left == 0
 
 
 def train(config, monkeypatch, *, steps=None, resume=None):

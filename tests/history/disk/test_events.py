@@ -1,12 +1,8 @@
-"""Events: bounded in memory, a line each on disk, exact, robust against a kill, seen again when detectors are."""
+"""Events: bounded in memory, on disk at once, seen again when detectors are."""
 
 import json
-import math
-
-import pytest
 
 from gradwatch.events import CHANCE, MODE_TRAINING
-from gradwatch.history.disk.events import EVENTS
 from gradwatch.history.disk.writer import Writer, read
 from gradwatch.history.store import MAX_EVENTS, History
 from gradwatch.history.synthetic.builder import Synthetic
@@ -19,47 +15,6 @@ def event(step=5, **changes):
     return Event(
         **{"kind": "rewind", "step": step, "layer": "l0", "text": "back to step 3", "values": {"to": 3.0}} | changes
     )
-
-
-def write(directory, *lines):
-    (directory / EVENTS.name).write_bytes(b"".join(lines))
-
-
-@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 1e-300, 0.1])
-def test_an_event_survives_whatever_its_values_in_plain_json(tmp_path, value):
-    line = EVENTS.line(event(values={"size": value}), at=5)
-    json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    write(tmp_path, line)
-
-    ((back,), problems) = EVENTS.read(tmp_path)
-    assert repr(back) == repr(event(values={"size": value}))
-    assert problems == []
-
-
-def test_a_line_that_a_kill_cut_off_is_left_out(tmp_path):
-    write(tmp_path, EVENTS.line(event(5), at=5), EVENTS.line(event(9), at=9)[:-20])
-    assert EVENTS.read(tmp_path) == ([event(5)], [])
-
-
-def test_a_damaged_line_is_named_and_the_rest_read(tmp_path):
-    write(tmp_path, EVENTS.line(event(1), at=1), b'{"at": 2, "kind"\n', EVENTS.line(event(3), at=3))
-
-    noted, problems = EVENTS.read(tmp_path)
-    assert noted == [event(1), event(3)]
-    assert len(problems) == 1
-    assert "events.jsonl, line 2 is not a valid event" in problems[0]
-
-
-def test_truncate_forgets_later_events_and_those_that_were_written_later(tmp_path):
-    write(tmp_path, EVENTS.line(event(5), at=4), EVENTS.line(event(6), at=90), EVENTS.line(event(51), at=50))
-
-    EVENTS.truncate(tmp_path, until=50)
-    assert EVENTS.read(tmp_path) == ([event(5)], [])
-
-
-def test_a_run_of_an_older_gradwatch_has_no_events(tmp_path):
-    EVENTS.truncate(tmp_path, until=3)
-    assert EVENTS.read(tmp_path) == ([], [])
 
 
 def test_a_history_holds_only_so_many_and_the_last_says_that_there_were_more(run_info):

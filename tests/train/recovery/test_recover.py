@@ -5,7 +5,8 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from poisoned import BATCH, SAMPLES, STEP, poisoned
+from interruption import After
+from poisoned import BATCH, STEP, poisoned
 
 from gradwatch import load_run
 from gradwatch.errors import GradwatchError
@@ -18,7 +19,6 @@ from gradwatch.train.loop import train
 from gradwatch.train.recovery import recover
 from gradwatch.train.training_state import TrainingState
 
-EPOCH = SAMPLES // BATCH
 REWIND = ["train.on_nonfinite=continue", "train.on_critical=rewind"]
 pytestmark = pytest.mark.filterwarnings("ignore:gradwatch")
 
@@ -37,24 +37,6 @@ def assert_same_weights(a, b):
 
 def kinds(outcome):
     return [event.kind for event in load_run(outcome.directory).events]
-
-
-class After:
-    """Stands in for Ctrl-C: asks the loop to end once it has made so many steps."""
-
-    def __init__(self, steps):
-        self.left = steps
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    @property
-    def requested(self):
-        self.left -= 1
-        return self.left == 0
 
 
 @pytest.fixture(scope="module")
