@@ -283,7 +283,7 @@ class History:
         for name, table in (("param", self.param), ("act", self.act), ("run", self.run)):
             table.restore(state[name])
         self._log.set_all([Finding.from_json(f) for f in state["findings"]])
-        self.events[:] = [read_event(e) for e in state.get("events", ())]  # older checkpoints have none
+        self.events[:] = [read_event(e) for e in state["events"]]
         self.find_validations()
 
     def find_validations(self) -> None:

@@ -66,8 +66,7 @@ class Progress:
         """Set all fields from a saved state."""
         for name, value in state.items():
             setattr(self, name, value)
-        # checkpoints of older versions have no `bad`
-        self.bad = [list(identity) for identity in state.get("bad", ())]
+        self.bad = [list(identity) for identity in state["bad"]]
 
 
 @final

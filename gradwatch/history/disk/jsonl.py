@@ -47,7 +47,7 @@ class JsonLines(Generic[Item]):
         """Read all items in the order of writing. An unfinished last line is ignored.
 
         Args:
-            directory: A run directory. An older gradwatch may have written no such file.
+            directory: A run directory.
             until: Newest step to read; items of later steps and items written after it are skipped. None for all.
 
         Returns:
@@ -63,8 +63,7 @@ class JsonLines(Generic[Item]):
         """
         path = directory / self.name
         kept, _ = self._parse(path, until)
-        if path.exists():  # an older gradwatch wrote no events
-            atomic.replace(path, b"".join(self.line(item, at=at) for at, item in kept))
+        atomic.replace(path, b"".join(self.line(item, at=at) for at, item in kept))
 
     def _parse(self, path: Path, until: int | None) -> tuple[list[tuple[int, Item]], list[str]]:
         if not path.exists():

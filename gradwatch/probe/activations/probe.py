@@ -358,7 +358,7 @@ class ActivationProbe:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from the result of `state`, after a call of `expect`."""
-        self.readers.restore(state.get("readers", ()))  # older states have none
+        self.readers.restore(state["readers"])
 
     def arm(self) -> None:
         """Start to accumulate with the next forward call; earlier sums are dropped."""

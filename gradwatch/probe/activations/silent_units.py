@@ -71,8 +71,6 @@ class SilentUnits:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from the result of `state`."""
-        if "since" not in state:  # older versions of gradwatch kept a bit for each mark: units start again
-            return
         self._sizes = tuple(int(size) for size in state["sizes"])
         self._num_samples = int(state["samples"])
         self._marks = [(int(sample), int(step)) for sample, step in state["marks"]]

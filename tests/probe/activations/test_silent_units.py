@@ -96,15 +96,6 @@ def test_other_units_than_before_begin_anew():
     assert row_3A[:, 0].tolist() == [9, 10, 9]
 
 
-def test_what_an_older_version_has_saved_is_begun_anew():
-    silence = SilentUnits()
-    silence.restore({"sizes": np.array([8]), "samples": 1, "marks": np.array([[0, 0]]), "silent": np.array([[255]])})
-
-    row_3A = silence.add(10, [packed(np.ones(8, np.bool_))])
-
-    assert row_3A[:, 0].tolist() == [8, 10, 8]
-
-
 @given(flags=st.lists(st.booleans(), max_size=40))
 def test_packed_flags_are_the_flags(flags):
     units = packed(np.array(flags, np.bool_))
