@@ -26,7 +26,7 @@ class Distance(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.embed, self.noise = nn.Linear(6, 4), nn.Dropout(0.3)
+        self.embed, self.noise = nn.Linear(6, 16), nn.Dropout(0.3)
 
     def forward(self, left, right):
         return self.noise(self.embed(left) - self.embed(right)).square().sum(1).sqrt()
