@@ -355,6 +355,24 @@ OPTIMIZER_REBUILT = EventKind(
     values={"updates": "updates"},
     text="{updates:.0f} updates in a row were each made by a new {optimizer}",
 )
+CLIPPED_LATE = EventKind(
+    name="clipped-late",
+    meaning="The gradients of the first updates were clipped after the updates that used them, and then cleared.",
+    values={"updates": "updates", "factor": "smallest factor of the norm; -1 if values are clipped"},
+    text="the gradients of {updates:.0f} updates were clipped after the update, and then cleared",
+)
+GRADIENTS_REUSED = EventKind(
+    name="gradients-reused",
+    meaning="Some of the first updates used the gradient of the update before, with no backward pass between them.",
+    values={"reused": "updates that used the gradient again", "updates": "updates"},
+    text="{reused:.0f} of the first {updates:.0f} updates had no backward pass of their own",
+)
+CLEARED_EARLY = EventKind(
+    name="cleared-early",
+    meaning="The first updates found no gradient, although a backward pass had made one since the update before.",
+    values={"updates": "updates"},
+    text="{updates:.0f} updates found no gradient: it was cleared after the backward pass",
+)
 WEIGHTS_TRAINED = EventKind(
     name="weights-trained",
     meaning="The weights had already been changed in place many times when the monitor attached.",

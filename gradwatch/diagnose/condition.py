@@ -184,6 +184,15 @@ class Condition(enum.Enum):
     OPTIMIZER_REBUILT = enum.auto()
     """Each update was made by a new optimizer."""
 
+    CLIPPED_LATE = enum.auto()
+    """The gradients are clipped after the updates that used them."""
+
+    GRADIENTS_REUSED = enum.auto()
+    """Updates use the gradient of the update before, with no backward pass between them."""
+
+    CLEARED_EARLY = enum.auto()
+    """The gradients are cleared between the backward pass and the update."""
+
     NOT_LOADED = enum.auto()
     """A load with `strict=False` matched no parameter."""
 

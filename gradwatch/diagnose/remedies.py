@@ -228,6 +228,9 @@ KNOWN: dict[str, Build] = {
         'model.load_state_dict({name.removeprefix("module."): value for name, value in state.items()})',
     ),
     "build_once": _fixed("build the optimizer and its scheduler once, before the loop"),
+    "clip_first": _fixed("clip the gradients after loss.backward() and before optimizer.step()"),
+    "step_once": _fixed("call optimizer.step() once after each backward pass, or once per group of micro-batches"),
+    "clear_later": _fixed("call optimizer.zero_grad() after optimizer.step(), or before loss.backward()"),
     "call_step": _fixed("call optimizer.step() after loss.backward()", "optimizer.step()"),
     "make_updates": _fixed(
         "find out why optimizer.step() changes nothing: gradients cleared too early, a step that returns at once"

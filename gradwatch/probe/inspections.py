@@ -15,6 +15,7 @@ from gradwatch.attempts import Attempts
 from gradwatch.events import UNREAD, Observation
 from gradwatch.probe.batches.input_scale import ModelInputs
 from gradwatch.probe.gradients.left_gradients import LeftGradients
+from gradwatch.probe.gradients.update_order import UpdateOrder
 from gradwatch.probe.gradients.zero_grad import ZeroGradCheck
 from gradwatch.probe.graph.reader import READ_STEPS, LossGraphReader, is_due
 from gradwatch.probe.graph.unregistered import find_empty_groups, find_nothing_to_train
@@ -63,6 +64,7 @@ class Inspections:
         readers: Readers of the outputs of whole models.
         zero_grad: Check that gradients are cleared, or None.
         left_gradients: Check that no other learner's loss leaves gradients, or None.
+        order: Check of the order of clipping and updates, or None.
         known: Events already recorded.
         attempts: Counts the failures of each inspection. An exception costs one inspection at one step.
         hooked: Whether hooks inspect modes, inputs and running statistics. A loop that sets training mode for each step
@@ -84,6 +86,7 @@ class Inspections:
         readers: Iterable[OutputReader] = (),
         zero_grad: ZeroGradCheck | None = None,
         left_gradients: LeftGradients | None = None,
+        order: UpdateOrder | None = None,
         known: Iterable[Event] = (),
         attempts: Attempts | None = None,
         hooked: bool = True,
@@ -99,7 +102,7 @@ class Inspections:
         self._draws = RandomDraws(models)
         self._step = 0  # the step in progress, for the hook of the loss function
         self._readers = readers
-        self._zero_grad, self._left_gradients = zero_grad, left_gradients
+        self._zero_grad, self._left_gradients, self._order = zero_grad, left_gradients, order
         self._moves, self._standstill = OutsideMoves(params, layers), Standstill(params, layers)
         self._rebuilt, self._clipped = RebuiltOptimizers(params, layers), ClippedWeights(params, layers)
         self._changes = ParameterChanges(models, params, layers, optimizers)
@@ -169,6 +172,7 @@ class Inspections:
             *self._find("the weights of the optimizer", partial(self._standstill.find, step)),
             *self._find("the optimizers that make the updates", self._rebuilt.find),
             *self._find(CLIPPED, partial(self._clipped.find, step)),
+            *(self._find("the order of updates", self._order.find) if self._order else ()),
             *self._find("the random draws", partial(self._draws.find, step=step, is_validated=is_validated)),
         ]
         found += [observation for observation in later if observation.key not in self._known]
@@ -232,6 +236,8 @@ class Inspections:
             self._zero_grad.close()
         if self._left_gradients:
             self._left_gradients.close()
+        if self._order:
+            self._order.close()
         if self._inputs:
             self._inputs.close()
         if self._outputs:

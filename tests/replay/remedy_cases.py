@@ -121,6 +121,32 @@ def sgd(lr):
     return lambda model, fixed: torch.optim.SGD(model.parameters(), lr=lr)
 
 
+def ordered(model, *, before=None, after=None):
+    """Return Adam with a call before or after each update, which gets the optimizer."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    if before:
+        optimizer.register_step_pre_hook(lambda made, *_: before(made))
+    if after:
+        optimizer.register_step_post_hook(lambda made, *_: after(made))
+    return optimizer
+
+
+def clip(optimizer):
+    nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 0.1)
+
+
+class Again:
+    """Makes each update twice."""
+
+    def __init__(self):
+        self.is_second = False
+
+    def __call__(self, optimizer):
+        self.is_second = not self.is_second
+        if self.is_second:
+            optimizer.step()
+
+
 class Ratings(nn.Module):
     def __init__(self):
         super().__init__()
@@ -657,6 +683,27 @@ LOOPS = {
         remedy="call_step",
         model=lambda _: mlp(),
         updates=bool,
+    ),
+    "late-clipping": Loop(
+        kind="learning-rate-too-high",
+        cause="clip-after-update",
+        remedy="clip_first",
+        model=lambda _: mlp(),
+        optimizer=lambda model, fixed: ordered(model, **{"before" if fixed else "after": clip}),
+    ),
+    "two-updates": Loop(
+        kind="missing-zero-grad",
+        cause="update-twice",
+        remedy="step_once",
+        model=lambda _: mlp(),
+        optimizer=lambda model, fixed: ordered(model, after=None if fixed else Again()),
+    ),
+    "early-clearing": Loop(
+        kind="no-gradient",
+        cause="cleared-before-update",
+        remedy="clear_later",
+        model=lambda _: mlp(),
+        optimizer=lambda model, fixed: ordered(model, before=None if fixed else torch.optim.Optimizer.zero_grad),
     ),
     "rebuilt": Loop(
         kind="not-optimized",

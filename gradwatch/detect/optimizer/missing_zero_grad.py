@@ -10,7 +10,7 @@ from typing import ClassVar, final
 from gradwatch.detect import Example
 from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import finding_of
-from gradwatch.events import GRADIENTS_KEPT, GRADIENTS_KEPT_LATER, GRADIENTS_LEFT
+from gradwatch.events import GRADIENTS_KEPT, GRADIENTS_KEPT_LATER, GRADIENTS_LEFT, GRADIENTS_REUSED
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Event, Finding, Quantity
@@ -24,14 +24,16 @@ FIRST_STEPS = 9
 class MissingZeroGrad:
     """Gradients that are not cleared before an update.
 
-    What it measures: whether gradients are cleared between updates, and whether those of another loss stay in.
+    What it measures: whether gradients are cleared between updates, whether those of another loss stay in, and whether
+    each update has a backward pass of its own.
 
     Why it matters: each update repeats all earlier gradients, like a momentum of 1. Training overshoots or diverges.
 
     Example: `loss.backward(); optimizer.step()` without `optimizer.zero_grad()`.
 
     What to do: call `optimizer.zero_grad()` once per update; with gradient accumulation, once per group of
-    micro-batches. If another loss leaves gradients, call it right before the backward pass of the optimizer's own loss.
+    micro-batches. Call `optimizer.step()` once after them. If another loss leaves gradients, clear them right before
+    the backward pass of the optimizer's own loss.
 
     When it is wrong: gradients that are kept across updates on purpose. Not judged: a run that began before it was
     monitored, or gradients that are cleared now and then.
@@ -40,7 +42,9 @@ class MissingZeroGrad:
     updates and between a few successive updates later. No backward pass found their gradient cleared, or replaced by a
     loop that writes `p.grad` itself. (2) The loss of another optimizer passes through the model to that optimizer's
     parameters, as the loss of a generator passes through a discriminator. `watch` observes the first updates: the
-    gradient that it leaves is still there when the optimizer's own backward pass comes.
+    gradient that it leaves is still there when the optimizer's own backward pass comes. (3) At least `reused` of the
+    first 16 updates used the gradient of the update before: no backward pass came between them, and nothing wrote to
+    the gradient.
 
     Source: PyTorch tutorial, "Zeroing out gradients in PyTorch",
     https://pytorch.org/tutorials/recipes/recipes/zeroing_out_gradients.html; Jiang et al. 2025 (TrainCheck), OSDI;
@@ -51,6 +55,7 @@ class MissingZeroGrad:
         every: Steps between two checks. 5: the first is soon after `kept` allows.
         kept: Successive updates, from the second, before which no gradient was cleared. 3: more than one mistake.
         left: Updates with gradients that another loss has left. 3: as for `kept`.
+        reused: Updates without a backward pass of their own. 6: of two updates for each pass, every second one is.
     """
 
     code: ClassVar[str] = "GW401"
@@ -58,6 +63,7 @@ class MissingZeroGrad:
     every: int = 5
     kept: int = 3
     left: int = 3
+    reused: int = 6
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for the run, or for the parameter with a gradient that is not cleared."""
@@ -67,6 +73,7 @@ class MissingZeroGrad:
             text = f"{event.text} ({layer})" if layer else event.text
             yield self._finding(history, text, layer=layer, kept=self.kept, onset=event.step)
         yield from self._left(history)
+        yield from self._reused(history)
         # a loop that never clears shows it in its first steps
         if history.step >= FIRST_STEPS - 1 + self.every:
             return
@@ -90,6 +97,13 @@ class MissingZeroGrad:
                 kept=len(held),
                 onset=held[0].step,
             )
+
+    def _reused(self, history: History) -> Iterator[Finding]:
+        """Yield a finding if updates used the gradient of the update before."""
+        for event in events_of(history, GRADIENTS_REUSED):
+            if event.values["reused"] >= self.reused:
+                message = f"gradients are used more than once: {event.text}"
+                yield self._finding(history, message, kept=int(event.values["reused"]))
 
     def _finding(
         self,
@@ -128,6 +142,8 @@ class MissingZeroGrad:
             GRADIENTS_KEPT_LATER, step=20, text="nothing clears the gradients anymore"
         )
         yield Example("a loop clears the gradients in its first epoch only", later.history(), (None,))
+        yield Example("each gradient is used by two updates", _reused(8), (None,))
+        yield Example("a gradient is used again once", _reused(1))
         yield Example("a healthy run", Synthetic(steps=40).history())
 
 
@@ -145,3 +161,9 @@ def _left(updates: int) -> History:
     for update in range(updates):
         made.add_event(GRADIENTS_LEFT, step=update + 1)
     return made.history()
+
+
+def _reused(updates: int) -> History:
+    """Return a run in which some of the first updates used the gradient of the update before."""
+    values = {"reused": float(updates), "updates": 16.0}
+    return Synthetic(steps=40).add_event(GRADIENTS_REUSED, step=20, text="used again", values=values).history()

@@ -18,12 +18,14 @@ from gradwatch.detect.updates.learning_rate_too_high_rules.diverging_loss import
 from gradwatch.detect.updates.learning_rate_too_high_rules.examples import (
     make_compounding,
     make_jump,
+    make_late_clipping,
     make_overwritten,
     make_own_rate,
     make_restarting,
     make_running_away,
     make_thrown,
 )
+from gradwatch.detect.updates.learning_rate_too_high_rules.late_clipping import find_late_clipping
 from gradwatch.detect.updates.learning_rate_too_high_rules.lost_progress import (
     NON_FINITE,
     best_loss,
@@ -69,7 +71,8 @@ class LearningRateTooHigh:
     loss was learned. Over the newest 64 steps the loss no longer falls. It is reported before it does harm. (6) A loss
     of `runaway` times the first, as the median over 8 steps, after updates of `large`, at any time of the run. (7) An
     update of `ratio` of one matrix, `lead` times the update of the median matrix. Matrices that began near zero do not
-    count, nor those that a normalization follows.
+    count, nor those that a normalization follows. (8) In the first updates, torch's functions clip the gradients after
+    `optimizer.step()` and not before, and then they are cleared, so that nothing limits the updates.
 
     These signs are not a consequence of numbers that later stop being finite. The finding is critical if nothing else
     was found before it and the run has lost what it had learned. That is so if the run is non-finite, or if the loss,
@@ -112,6 +115,8 @@ class LearningRateTooHigh:
         rising: Steps in a row in which the loss of (4) must rise. 4: noise does so once in 120 times.
         compound_half: Part of the growth of the rate, on a log scale, in the newer half of the steps of (5), at least.
             0.45: a rate that compounds has half of it, and a linear warm-up from a third of the rate has 0.37.
+        limited: Factor of the clipping of (8) up to which it would have limited an update. 0.9: a limit that takes less
+            away is not missed.
         compound_fall: Fall of the loss from one half of the steps of (5) to the other, as a fraction, that shows a rate
             which still helps. 0.03: a smaller change of a median is noise.
     """
@@ -136,6 +141,7 @@ class LearningRateTooHigh:
     learned_linear: float = 0.1
     rising: int = 4
     compound_half: float = 0.45
+    limited: float = 0.9
     compound_fall: float = 0.03
 
     def detect(self, history: History) -> Iterator[Finding]:
@@ -148,6 +154,7 @@ class LearningRateTooHigh:
                 yield finding
 
     def _find(self, history: History) -> Iterator[Finding]:
+        yield from self._report(history, find_late_clipping(history, limited=self.limited), Severity.WARNING)
         rate_T = history.scalar("lr.0", JUMP_WINDOW_STEPS)
         # cheap: without such a spread the rate has neither jumped nor risen
         if np.fmax.reduce(rate_T) >= self.jump * np.fmin.reduce(rate_T):
@@ -238,6 +245,8 @@ class LearningRateTooHigh:
             "a layer with ten times the rate began at zero, as an adapter does",
             make_own_rate(factor=1e3, first=1e-3)[0],
         )
+        yield Example("the gradients are clipped after the update", make_late_clipping(factor=0.2), (None,))
+        yield Example("clipping after the update only takes the norm", make_late_clipping(factor=1))
         yield Example("a healthy run", Synthetic(steps=60).history())
         linear = Synthetic(steps=60, lr=0.1)
         linear.weight_l2_TL *= 1 + 0.2 * linear.t_T[:, None]

@@ -21,7 +21,6 @@ from torch.utils.hooks import RemovableHandle
 from gradwatch.monitor.best_effort import best_effort
 from gradwatch.monitor.context import MonitorContext
 from gradwatch.monitor.fast_path import FastPath, Hook
-from gradwatch.monitor.readings import clip_calls
 from gradwatch.monitor.readings.clip_reader import ClipReader
 from gradwatch.monitor.readings.hand_updates import HandUpdates
 from gradwatch.monitor.readings.loss_scale import LossScaleReader
@@ -32,6 +31,7 @@ from gradwatch.probe.activations.bitmask import UnitMask
 from gradwatch.probe.activations.probe import ACTIVATIONS, ActivationProbe
 from gradwatch.probe.activations.silent_units import SilentUnits
 from gradwatch.probe.device.transfer_queue import DeviceClock
+from gradwatch.probe.gradients import clip_calls
 
 
 @final

@@ -11,8 +11,8 @@ from torch.nn.utils import clip_grad, clip_grad_norm_, clip_grad_value_
 
 import gradwatch
 from gradwatch.monitor import Schedule
-from gradwatch.monitor.readings import clip_calls
 from gradwatch.monitor.readings.optimizer_tracker import OptimizerTracker
+from gradwatch.probe.gradients import clip_calls
 
 LIMIT, STEPS = 0.05, 24
 SCHEDULE = Schedule(updates=10, activations=0, histograms=0, budget=0)

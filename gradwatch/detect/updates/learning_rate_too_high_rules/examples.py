@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gradwatch.events import CLIPPED_LATE
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 
@@ -32,6 +33,12 @@ def make_restarting() -> History:
     made.lr_T[:40] *= 1 - 0.95 * made.t_T[:40] / 40
     made.loss_T[40:] *= 4
     return made.history()
+
+
+def make_late_clipping(*, factor: float) -> History:
+    """Return a run whose first gradients are clipped after their updates."""
+    values = {"updates": 15.0, "factor": factor}
+    return Synthetic(steps=40).add_event(CLIPPED_LATE, step=20, text="clipped late", values=values).history()
 
 
 def make_running_away(*, lr: float, steps: int = 12, finite: int = 12) -> History:
