@@ -21,6 +21,7 @@ SETS = (
     "threads",
     "fixes",
     "stories",
+    "advice",
 )
 """`dev` was open while gradwatch was written, `opened` judged an earlier version first, `published` holds reported
 bugs, and so do the sets after it, by people who had not read gradwatch.
