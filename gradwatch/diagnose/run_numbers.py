@@ -12,6 +12,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from gradwatch.detect.features.lr_schedule import last_jump
 from gradwatch.history.store import History
 
 RATE_JUMP = 3.0
@@ -67,7 +68,8 @@ def measure_run(history: History, *, until: int) -> RunNumbers:
     """
     steps_T = history.steps("lr.0")
     rate_T = history["lr.0"][steps_T <= until]
-    jump = _last_jump(rate_T)
+    jump = last_jump(rate_T, RATE_JUMP)
+    jump = None if jump is None or jump < WARMUP_STEPS else jump
     norm_T = history["grad_norm.before_clip"]
     usual_T = norm_T[np.isfinite(norm_T)][:USUAL_STEPS]
     ratio_TL = history.param.window("update.ratio")
@@ -115,11 +117,3 @@ def kaiming_ratios(history: History) -> NDArray[np.floating[Any]]:
 def _is_kaiming(history: History) -> bool:
     ratio_L = kaiming_ratios(history)
     return bool(ratio_L.size) and bool(np.all(np.abs(ratio_L - 1) < KAIMING_TOLERANCE))
-
-
-def _last_jump(rate_T: NDArray[np.floating[Any]]) -> int | None:
-    """Return the last index at which the rate rose threefold above all earlier rates, or None."""
-    before_T = np.maximum.accumulate(rate_T)[:-1]
-    # a rate that starts at zero warms up and does not jump
-    jumps = np.flatnonzero((rate_T[1:] >= RATE_JUMP * before_T) & (before_T > 0)) + 1
-    return int(jumps[-1]) if len(jumps) and jumps[-1] >= WARMUP_STEPS else None

@@ -9,6 +9,7 @@ from typing import ClassVar, final
 import numpy as np
 
 from gradwatch.detect import Example, interval
+from gradwatch.detect.features.baseline import newest_loss
 from gradwatch.detect.features.consequences import severity_after
 from gradwatch.detect.features.finding import Sign, finding_of
 from gradwatch.detect.features.lr_schedule import JUMP_WINDOW_STEPS
@@ -27,11 +28,11 @@ from gradwatch.detect.updates.learning_rate_too_high_rules.examples import (
 )
 from gradwatch.detect.updates.learning_rate_too_high_rules.late_clipping import find_late_clipping
 from gradwatch.detect.updates.learning_rate_too_high_rules.lost_progress import (
+    MEDIAN_STEPS,
     NON_FINITE,
     best_loss,
     is_learning,
     is_lost,
-    newest_loss,
 )
 from gradwatch.detect.updates.learning_rate_too_high_rules.overshot_loss import find_overshot_loss
 from gradwatch.detect.updates.learning_rate_too_high_rules.overwritten_matrix import find_overwritten_matrix
@@ -209,7 +210,7 @@ class LearningRateTooHigh:
             )
 
     def _critical(self, history: History, finding: Finding) -> Finding:
-        newest = Quantity(key="loss", value=newest_loss(history))
+        newest = Quantity(key="loss", value=newest_loss(history, MEDIAN_STEPS))
         best = Quantity(key="loss.best", label="best loss", value=best_loss(history))
         message = f"{finding.message}; the model is back at its initial loss"
         return replace(finding, severity=Severity.CRITICAL, message=message, evidence=(*finding.evidence, newest, best))

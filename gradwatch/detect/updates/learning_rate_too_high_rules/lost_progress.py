@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from gradwatch.detect.features.baseline import first_steps
+from gradwatch.detect.features.baseline import first_steps, newest_loss
 from gradwatch.detect.features.robust_stats import block_medians, median
 from gradwatch.detect.features.structure import structure_of
 from gradwatch.history.store import History
@@ -25,7 +25,7 @@ def is_lost(history: History, *, lost: float) -> bool:
     """Return whether the run is non-finite, or its loss is `lost` times the best and no lower than at the start."""
     if any(f.kind == NON_FINITE and f.severity == Severity.CRITICAL for f in history.findings):
         return True
-    first, newest = float(median(first_steps(history, "loss", MEDIAN_STEPS))), newest_loss(history)
+    first, newest = float(median(first_steps(history, "loss", MEDIAN_STEPS))), newest_loss(history, MEDIAN_STEPS)
     return newest >= first > 0 and newest >= lost * best_loss(history) > 0
 
 
@@ -33,11 +33,7 @@ def is_learning(history: History, *, learned: float, learned_linear: float) -> b
     """Return whether `learned` of the loss before the first update is gone, or `learned_linear` in a linear model."""
     first = float(first_steps(history, "loss", 1)[0])
     part = learned if len(structure_of(history).matrices.indices_M) > 1 else learned_linear
-    return newest_loss(history) < first - part * abs(first)
-
-
-def newest_loss(history: History) -> float:
-    return float(median(history.scalar("loss", MEDIAN_STEPS)))
+    return newest_loss(history, MEDIAN_STEPS) < first - part * abs(first)
 
 
 def best_loss(history: History) -> float:
