@@ -14,7 +14,7 @@ from gradwatch.monitor.accumulation import AccumulationTracker
 from gradwatch.monitor.best_effort import best_effort
 from gradwatch.monitor.context import MonitorContext
 from gradwatch.monitor.fast_path import FastPath
-from gradwatch.monitor.host_stats import LossAverage, PeakMemory, to_number
+from gradwatch.monitor.host_stats import MEMORY_INTERVAL_S, LossAverage, PeakMemory, to_number
 from gradwatch.monitor.readings.batch_reader import BatchReader
 from gradwatch.monitor.readings.collector import Collector
 from gradwatch.monitor.readings.memory_watch import MemoryWatch
@@ -133,7 +133,7 @@ class FullPath:
             until=until,
             findings=self._pipeline.findings,
             skip_step=None if facts is None or facts.is_over(step) else facts.skip_step,
-            deadline=self._memory.deadline(self._meter.step_began),
+            deadline=self._meter.step_began + MEMORY_INTERVAL_S,
         )
 
     def close(self) -> None:

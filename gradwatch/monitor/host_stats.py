@@ -80,10 +80,6 @@ class PeakMemory:
             self._on_reading()
         return self._bytes
 
-    def deadline(self, clock: float) -> float:
-        """Return the clock of the next reading after a reading at `clock`."""
-        return clock + MEMORY_INTERVAL_S
-
     @best_effort("the peak memory")
     def _read(self) -> None:
         self._bytes = peak_memory(self._device)

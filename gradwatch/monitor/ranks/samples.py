@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gradwatch.pipeline.ranks.samples import KeptSamples
-from gradwatch.probe.batches.batch_hash import GOLDEN_64, MASK_64, signed, tensors
+from gradwatch.probe.batches.batch_hash import GOLDEN_64, MASK_64, tensors
 from gradwatch.probe.device.dtensor import is_distributed
 from gradwatch.probe.device.sync import on_device, to_host
+from gradwatch.probe.graph.graph import signed
 
 MAX_CALLS = 512
 """Forward passes that are read, from the first one on: 40 us each for samples of 10 values."""

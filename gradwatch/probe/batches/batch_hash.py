@@ -15,6 +15,7 @@ import torch
 from gradwatch.probe.device import backend as kernels
 from gradwatch.probe.device import sync
 from gradwatch.probe.device.torch_reduce import stored_values
+from gradwatch.probe.graph.graph import signed
 
 MASK_64 = (1 << 64) - 1
 GOLDEN_64 = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio: spreads consecutive positions over all bits
@@ -168,11 +169,6 @@ def _sum_words(words: torch.Tensor) -> torch.Tensor:
     keyed = words ^ (positions * signed(GOLDEN_64))
     products = (keyed & _HALF_MASK) * ((keyed >> 32) & _HALF_MASK)
     return (products + words).sum()
-
-
-def signed(number: int) -> int:
-    """Return the int64 that has the same bits as a number below 2^64."""
-    return number - (1 << 64) if number >> 63 else number
 
 
 def _on_host(parts: list[int | torch.Tensor]) -> list[int]:

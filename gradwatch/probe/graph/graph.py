@@ -249,9 +249,9 @@ def dimension(saved: int, dims: int) -> int:
     return signed(saved) % dims
 
 
-def signed(saved: int) -> int:
-    """Return a number that a node saves: a negative one becomes an unsigned number of 64 bits."""
-    return int(saved if saved < 1 << 63 else saved - (1 << 64))
+def signed(number: int) -> int:
+    """Return the int64 that has the same bits as a number below 2^64: so a node saves a negative one."""
+    return int(number - (1 << 64) if number >= 1 << 63 else number)
 
 
 @cache
