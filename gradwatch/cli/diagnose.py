@@ -15,6 +15,7 @@ from gradwatch.cli.options import (
     RunArgument,
     exit_code,
     format_option,
+    output_option,
     run_or_newest,
 )
 from gradwatch.cli.output.console import output, print_message, write
@@ -35,16 +36,7 @@ FormatOption = Annotated[
     ReportFormat,
     format_option("Output format: `text` for people, `json` for programs, or `html` for a report page."),
 ]
-OutputOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--output",
-        metavar="FILE",
-        help="File for --format html; by default RUN/report.html.",
-        show_default=False,
-        rich_help_panel=OUTPUT,
-    ),
-]
+OutputOption = Annotated[Path | None, output_option("File for --format html; by default RUN/report.html.")]
 FullOption = Annotated[
     bool,
     typer.Option(

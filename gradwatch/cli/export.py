@@ -5,27 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from gradwatch.cli.options import OUTPUT, run_or_newest
+from gradwatch.cli.options import RunArgument, output_option, run_or_newest
 from gradwatch.cli.output.console import write
 
 
 def command(
-    run: Annotated[
-        Path | None,
-        typer.Argument(metavar="[RUN]", help="Run directory; by default the newest under runs/.", show_default=False),
-    ] = None,
-    target: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            metavar="FILE",
-            help="File to write; by default RUN/history.parquet.",
-            show_default=False,
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
+    run: RunArgument = None,
+    target: Annotated[Path | None, output_option("File to write; by default RUN/history.parquet.")] = None,
 ) -> None:
     """Write all recorded statistics of a run to a Parquet file: a row per step, layer and statistic.
 

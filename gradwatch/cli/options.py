@@ -35,6 +35,11 @@ def format_option(text: str) -> Any:
     return typer.Option("--format", metavar="FORMAT", help=text, rich_help_panel=OUTPUT)
 
 
+def output_option(text: str) -> Any:
+    """Return the option `--output`, with the file in words."""
+    return typer.Option("--output", metavar="FILE", help=text, show_default=False, rich_help_panel=OUTPUT)
+
+
 FormatOption = Annotated[
     Literal["text", "json"], format_option("Output format: `text` for people or `json` for programs.")
 ]
