@@ -493,7 +493,8 @@ TENSOR_HELD = EventKind(
 )
 PART_BATCH = EventKind(
     name="batch-part",
-    meaning="A repeated batch is only a part of the data. On a device, the batch of step 1 counts as repeated.",
+    meaning="A repeated batch is only a part of the data, or is made of data that the loop does not keep. On a device, "
+    "the batch of step 1 counts as repeated.",
     values={"samples": "samples"},
     text="the batch of {samples} samples is a part of the data: {why}",
 )
@@ -503,12 +504,6 @@ WORKERS = EventKind(
     "batch of step 1 counts as such.",
     values={"workers": "workers"},
     text="the DataLoader has {workers:.0f} workers",
-)
-REMADE_BATCH = EventKind(
-    name="batch-remade",
-    meaning="The repeated batch is made at each step, and the loop keeps no data that it could be made of.",
-    values={"samples": "samples"},
-    text="the batch of {samples} samples is made again at each step, and the loop keeps nothing of that length",
 )
 UNPAIRED = EventKind(
     name="outputs-unpaired",

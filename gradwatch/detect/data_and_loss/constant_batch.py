@@ -25,7 +25,6 @@ from gradwatch.events import (
     INPUTS_ALIKE,
     LABELS_EQUAL,
     PART_BATCH,
-    REMADE_BATCH,
     SAMPLES_EQUAL,
     TENSOR_HELD,
 )
@@ -139,7 +138,6 @@ class ConstantBatch:
     def examples(cls) -> Iterator[Example]:
         """Yield histories that fire, that stay quiet, and near misses."""
         yield Example("an iterator is created again at every step", make_batches([0] * 40, PART_BATCH), (None,))
-        yield Example("a generator is seeded again at every step", make_batches([0] * 40, REMADE_BATCH), (None,))
         yield Example("a loader stops in the middle of a run", make_batches(np.arange(40).clip(max=20)), (None,))
         yield Example("eighty updates on each of three collections", make_batches(np.arange(200) // 80, TENSOR_HELD))
         yield Example("the first of many collections", make_batches([0] * 11, TENSOR_HELD, PART_BATCH))
@@ -148,9 +146,9 @@ class ConstantBatch:
         table = make_batches([0] * 100, TENSOR_HELD)
         yield Example("a table at every step: for information", table, (None,))
         yield Example("one batch, and nothing shows more data: for information", make_batches([0] * 40), (None,))
-        points = make_batches([0] * 40, REMADE_BATCH, width=2)
+        points = make_batches([0] * 40, PART_BATCH, width=2)
         yield Example("points at which an equation must hold: for information", points, (None,))
-        images = make_batches([0] * 40, REMADE_BATCH, width=28)
+        images = make_batches([0] * 40, PART_BATCH, width=28)
         yield Example("a penalty on the gradient by images", images, (None,))
         searched = make_batches([0] * 40, PART_BATCH, optimizer=LBFGS)
         yield Example("L-BFGS gets the same batch at every step: for information", searched, (None,))

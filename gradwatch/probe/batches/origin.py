@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from gradwatch.events import PART_BATCH, REMADE_BATCH, TENSOR_HELD, WORKERS, Observation
+from gradwatch.events import PART_BATCH, TENSOR_HELD, WORKERS, Observation
 from gradwatch.probe.batches.batch_hash import tensors
 from gradwatch.probe.objects import live
 from gradwatch.probe.place import users_frames, variables_of
@@ -34,7 +34,8 @@ SOUGHT_SAMPLES = 4
 """Number of samples of a batch to search for, spread evenly."""
 
 SEVERAL = "a DataLoader gives several batches of this size"
-"""Why a batch is a part of the data."""
+MADE_AGAIN = "it is made again at each step, and the loop keeps nothing of that length"
+"""Reasons why a batch is a part of the data."""
 
 
 @final
@@ -85,7 +86,7 @@ class BatchOrigin:
         before = {id(thing) for thing in self._candidates}
         self._is_waiting, self._candidates = False, []
         if not any(id(thing) in before for thing in _tables(self._samples)):
-            yield REMADE_BATCH.observe(values={"samples": self._samples})
+            yield PART_BATCH.observe(values={"samples": self._samples}, why=MADE_AGAIN)
 
 
 @final

@@ -12,7 +12,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from gradwatch.events import BATCH_ALIKE, PART_BATCH, REMADE_BATCH, Observation
+from gradwatch.events import BATCH_ALIKE, PART_BATCH, Observation
 from gradwatch.probe.batches.batch_hash import hash_batch, tensors
 from gradwatch.probe.batches.origin import MAX_COORDINATES, BatchOrigin
 from gradwatch.probe.device.sync import to_float
@@ -126,7 +126,7 @@ class RepeatedSamples:
             yield BATCH_ALIKE.emit(step=step, values=values)
 
     def _note(self, found: Observation, step: int) -> Event:
-        self._is_part |= found.kind in (PART_BATCH.name, REMADE_BATCH.name)
+        self._is_part |= found.kind == PART_BATCH.name
         return found.at(step)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from gradwatch.probe.batches.origin import UnreadBatch
+from gradwatch.probe.batches.origin import MADE_AGAIN, UnreadBatch
 from gradwatch.probe.batches.repeated_samples import INSPECTED_STEPS, MAX_SAMPLES, SURE_STEP, RepeatedSamples
 
 
@@ -90,7 +90,8 @@ def test_samples_that_are_all_the_same_are_marked(batch_at, is_equal):
 def kinds_of(batch_at, steps=3):
     """Return what is said of a batch that comes again: the loop calls a function for it at each step."""
     samples = RepeatedSamples()
-    return [event.kind for step in range(steps) for event in samples.inspect(batch_at(), step=step)]
+    events = [event for step in range(steps) for event in samples.inspect(batch_at(), step=step)]
+    return [f"{event.kind}, made again" if MADE_AGAIN in event.text else event.kind for event in events]
 
 
 def test_one_tensor_that_is_handed_over_again_is_reported():
@@ -112,7 +113,7 @@ def test_samples_of_a_larger_tensor_are_a_part_of_it():
 
     assert kinds_of(lambda: data[torch.arange(0, 74, 2)]) == ["batch-part"]
     assert kinds_of(lambda: torch.stack([ids[i : i + 32] for i in offsets])) == ["batch-part"], "windows of a text"
-    assert kinds_of(lambda: data[:37] + 1) == ["batch-remade"], "other numbers"
+    assert kinds_of(lambda: data[:37] + 1) == ["batch-part, made again"], "other numbers"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -120,7 +121,7 @@ def test_rows_of_a_larger_array_are_a_part_of_it(dtype):
     table = np.random.default_rng(0).random((200, 5)).astype(dtype)
 
     assert kinds_of(lambda: torch.tensor(table[:37], dtype=torch.float32)) == ["batch-part"]
-    assert kinds_of(lambda: torch.tensor(table[:150], dtype=torch.float32)) == ["batch-remade"], "most of it"
+    assert kinds_of(lambda: torch.tensor(table[:150], dtype=torch.float32)) == ["batch-part, made again"], "most of it"
 
 
 @pytest.mark.parametrize("keep", [list, torch.tensor, np.array], ids=["list", "tensor", "array"])
@@ -142,7 +143,7 @@ def test_a_table_that_an_object_keeps_is_all_the_data():
 
 
 def test_what_is_made_again_of_nothing_is_told_but_not_the_points_of_a_grid():
-    assert kinds_of(lambda: torch.rand(40, 6, generator=torch.Generator().manual_seed(0))) == ["batch-remade"]
+    assert kinds_of(lambda: torch.rand(40, 6, generator=torch.Generator().manual_seed(0))) == ["batch-part, made again"]
     assert kinds_of(lambda: torch.linspace(0, 1, 120).view(40, 3)) == []
 
 
@@ -166,8 +167,8 @@ class Counting(torch.utils.data.IterableDataset):
 
 def test_the_workers_of_a_loader_are_known_if_a_batch_comes_again():
     loader = torch.utils.data.DataLoader(Counting(), batch_size=12, num_workers=2)
-    assert kinds_of(lambda: torch.arange(24).view(12, 2)) == ["batch-workers", "batch-remade"]
-    assert kinds_of(lambda: torch.arange(22).view(11, 2)) == ["batch-remade"]
+    assert kinds_of(lambda: torch.arange(24).view(12, 2)) == ["batch-workers", "batch-part, made again"]
+    assert kinds_of(lambda: torch.arange(22).view(11, 2)) == ["batch-part, made again"]
     del loader
 
 

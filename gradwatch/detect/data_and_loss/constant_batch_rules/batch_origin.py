@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from gradwatch.detect.features.events import events_of
-from gradwatch.events import DERIVATIVE, PART_BATCH, REMADE_BATCH
+from gradwatch.events import DERIVATIVE, PART_BATCH
 from gradwatch.history.store import History
 
 LBFGS = "LBFGS"
@@ -29,4 +29,4 @@ def needs_one_batch(history: History, *, coordinates: int) -> bool:
 
 def is_part(history: History) -> bool:
     """Return whether there are more data than the batch that came again, or nothing that it is made of."""
-    return any(event for kind in (PART_BATCH, REMADE_BATCH) for event in events_of(history, kind))
+    return any(events_of(history, PART_BATCH))

@@ -4,7 +4,7 @@ import pytest
 
 from gradwatch.detect.data_and_loss.constant_batch import ConstantBatch
 from gradwatch.detect.data_and_loss.constant_batch_rules.examples import make_alike, make_batches
-from gradwatch.events import BATCH_ALIKE, PART_BATCH, REMADE_BATCH, TENSOR_HELD
+from gradwatch.events import BATCH_ALIKE, PART_BATCH, TENSOR_HELD
 from gradwatch.records import Severity
 
 
@@ -18,7 +18,6 @@ def severity(history):
     ("kinds", "expected"),
     [
         ([PART_BATCH], Severity.WARNING),
-        ([REMADE_BATCH], Severity.WARNING),
         ([TENSOR_HELD, PART_BATCH], Severity.WARNING),
         ([TENSOR_HELD], Severity.INFO),
         ([], Severity.INFO),
