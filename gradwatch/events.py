@@ -373,6 +373,12 @@ CLEARED_EARLY = EventKind(
     values={"updates": "updates"},
     text="{updates:.0f} updates found no gradient: it was cleared after the backward pass",
 )
+OPTIMIZERS_OPPOSED = EventKind(
+    name="optimizers-opposed",
+    meaning="Two optimizers hold the same weights, and their gradients are opposed for many updates in a row.",
+    values={"cosine": "median cosine of the two gradients", "tensors": "tensors that both optimizers hold"},
+    text="two optimizers hold {tensors:.0f} tensors and move them in opposite directions",
+)
 WEIGHTS_TRAINED = EventKind(
     name="weights-trained",
     meaning="The weights had already been changed in place many times when the monitor attached.",

@@ -881,6 +881,20 @@ CAUSES: tuple[Cause, ...] = (
         source="PyTorch, torch.optim, https://pytorch.org/docs/stable/optim.html, on taking an optimization step",
     ),
     Cause(
+        id="opposed-optimizers",
+        name="two optimizers that undo each other",
+        leads={"oscillating-gradient": 40},
+        explains={"vanishing-gradient": 3, "exploding-gradient": 3, "learning-rate-too-high": 2, "loss-plateau": 2},
+        requires=frozenset({Condition.OPTIMIZERS_OPPOSED}),
+        because=(
+            "One optimizer minimizes a loss that the other one's loss works against, and both hold the same weights: a "
+            "generator's optimizer also teaches the discriminator to take forgeries for real."
+        ),
+        confirm="List the parameters that are in the param_groups of both optimizers.",
+        remedies=("own_parameters",),
+        source="soumith/ganhacks#29, https://github.com/soumith/ganhacks/issues/29",
+    ),
+    Cause(
         id="empty-inputs",
         name="inputs without content",
         leads={"constant-batch": 20},

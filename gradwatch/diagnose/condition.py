@@ -193,6 +193,9 @@ class Condition(enum.Enum):
     CLEARED_EARLY = enum.auto()
     """The gradients are cleared between the backward pass and the update."""
 
+    OPTIMIZERS_OPPOSED = enum.auto()
+    """Two optimizers move the same weights in opposite directions."""
+
     NOT_LOADED = enum.auto()
     """A load with `strict=False` matched no parameter."""
 

@@ -26,6 +26,7 @@ from gradwatch.pipeline.pipeline import Pipeline
 from gradwatch.probe.activations.probe import ACTIVATIONS, ActivationProbe
 from gradwatch.probe.device.dtensor import find_shards
 from gradwatch.probe.gradients.left_gradients import LeftGradients
+from gradwatch.probe.gradients.opposed_optimizers import OpposedOptimizers
 from gradwatch.probe.gradients.update_order import UpdateOrder
 from gradwatch.probe.gradients.zero_grad import ZeroGradCheck
 from gradwatch.probe.inert_hook import Removable, takes_hooks
@@ -148,6 +149,7 @@ def build_monitor(
     make_left = functools.partial(LeftGradients, optimizers, pipeline.add_event)
     # no call of a loop that moves its weights by hand comes between the backward pass and the update
     make_order = functools.partial(UpdateOrder, [o for o in optimizers if not isinstance(o, HandUpdates)])
+    make_opposed = functools.partial(OpposedOptimizers, optimizers, params, history.info.layers)
     # deferred to `_or_none`, which disables the inspection if a model does not support it
     make_facts = functools.partial(
         Inspections,
@@ -160,6 +162,7 @@ def build_monitor(
         attempts=pipeline.attempts,
         zero_grad=_or_none("the check of cleared gradients", make_check, pipeline.attempts) if hooked else None,
         left_gradients=_or_none("the check of left gradients", make_left, pipeline.attempts) if hooked else None,
+        opposed=_or_none("the gradients of shared weights", make_opposed, pipeline.attempts) if hooked else None,
         order=_or_none("the order of updates", make_order, pipeline.attempts) if hooked else None,
         known=history.events,
         hooked=hooked,

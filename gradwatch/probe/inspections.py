@@ -15,6 +15,7 @@ from gradwatch.attempts import Attempts
 from gradwatch.events import UNREAD, Observation
 from gradwatch.probe.batches.input_scale import ModelInputs
 from gradwatch.probe.gradients.left_gradients import LeftGradients
+from gradwatch.probe.gradients.opposed_optimizers import OpposedOptimizers
 from gradwatch.probe.gradients.update_order import UpdateOrder
 from gradwatch.probe.gradients.zero_grad import ZeroGradCheck
 from gradwatch.probe.graph.reader import READ_STEPS, LossGraphReader, is_due
@@ -65,6 +66,7 @@ class Inspections:
         zero_grad: Check that gradients are cleared, or None.
         left_gradients: Check that no other learner's loss leaves gradients, or None.
         order: Check of the order of clipping and updates, or None.
+        opposed: Check for optimizers that undo each other, or None.
         known: Events already recorded.
         attempts: Counts the failures of each inspection. An exception costs one inspection at one step.
         hooked: Whether hooks inspect modes, inputs and running statistics. A loop that sets training mode for each step
@@ -87,6 +89,7 @@ class Inspections:
         zero_grad: ZeroGradCheck | None = None,
         left_gradients: LeftGradients | None = None,
         order: UpdateOrder | None = None,
+        opposed: OpposedOptimizers | None = None,
         known: Iterable[Event] = (),
         attempts: Attempts | None = None,
         hooked: bool = True,
@@ -103,6 +106,7 @@ class Inspections:
         self._step = 0  # the step in progress, for the hook of the loss function
         self._readers = readers
         self._zero_grad, self._left_gradients, self._order = zero_grad, left_gradients, order
+        self._opposed = opposed
         self._moves, self._standstill = OutsideMoves(params, layers), Standstill(params, layers)
         self._rebuilt, self._clipped = RebuiltOptimizers(params, layers), ClippedWeights(params, layers)
         self._changes = ParameterChanges(models, params, layers, optimizers)
@@ -173,6 +177,7 @@ class Inspections:
             *self._find("the optimizers that make the updates", self._rebuilt.find),
             *self._find(CLIPPED, partial(self._clipped.find, step)),
             *(self._find("the order of updates", self._order.find) if self._order else ()),
+            *(self._find("the gradients of shared weights", self._opposed.find) if self._opposed else ()),
             *self._find("the random draws", partial(self._draws.find, step=step, is_validated=is_validated)),
         ]
         found += [observation for observation in later if observation.key not in self._known]
@@ -238,6 +243,8 @@ class Inspections:
             self._left_gradients.close()
         if self._order:
             self._order.close()
+        if self._opposed:
+            self._opposed.close()
         if self._inputs:
             self._inputs.close()
         if self._outputs:

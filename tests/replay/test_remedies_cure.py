@@ -31,6 +31,7 @@ UNTESTED = {
     "fewer_passes": "agents take longer to train than the tests may; scripts/studies/policies.py has both",
     "same_log_probs": "as above",
     "split_workers": "tests/detect/data_and_loss/test_worker_copies.py has the stream, split and not",
+    "own_parameters": "tests/probe/gradients/test_opposed_optimizers.py has both, with two optimizers",
     "match_names": "the load precedes the loop; tests/autowatch/test_scripts.py has the script with both names",
     "smaller_batch": "gradwatch plans the change that fits, in tests/end_to_end/bad_input/test_out_of_memory.py",
 }

@@ -20,9 +20,10 @@ from gradwatch.detect.gradients.oscillating_gradient_rules.examples import (
     make_two_sources,
 )
 from gradwatch.detect.gradients.oscillating_gradient_rules.one_sided_batches import find_one_sided_batches
+from gradwatch.detect.gradients.oscillating_gradient_rules.opposed_optimizers import find_opposed_optimizers
 from gradwatch.detect.gradients.oscillating_gradient_rules.waves import WAVE_WINDOWS_STEPS, WaveBounds, find_waves
 from gradwatch.detect.gradients.oscillating_gradient_rules.window import FIRST_LOSS_STEPS, WINDOW_STEPS, max_first_loss
-from gradwatch.events import CHOSEN_OUTPUTS, CLASSES, POLICY
+from gradwatch.events import CHOSEN_OUTPUTS, CLASSES, OPTIMIZERS_OPPOSED, POLICY
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding
@@ -53,6 +54,9 @@ class OscillatingGradient:
     norms of two kinds, every second to fourth step, further apart than in a random order. The source with the small
     gradients is not learned: its loss stays, and is as high as the other's, or it grows threefold. At a gap of 2.5
     orders of magnitude, or 2 after 120 steps, this holds for tasks with their own tensors and losses too.
+
+    (4) Two optimizers hold the same weights, and the cosine of their gradients is -0.8 or less, as the median over 16
+    updates in turn: one takes back what the other did.
 
     Exceptions to the rules: tasks in turn whose losses differ by that much and stay as high as at the start. Up to a
     gap of 2 orders of magnitude, tasks are recognized if they have layers of their own. A loss whose swings grow from
@@ -122,7 +126,8 @@ class OscillatingGradient:
     drowned_late_steps: int = 120
 
     def detect(self, history: History) -> Iterator[Finding]:
-        """Yield a finding for the run."""
+        """Yield a finding for the run, or for the weights that two optimizers hold."""
+        yield from findings_of(self, history, find_opposed_optimizers(history))
         if not self.can_judge(history) or len(history.run.steps(WINDOW_STEPS)) < WINDOW_STEPS:
             return
         yield from findings_of(self, history, self._signs(history))
@@ -207,6 +212,8 @@ class OscillatingGradient:
         yield Example(
             "one source makes the loss of the other grow, but that stays the smaller one", worse.history(), (None,)
         )
+        both = Synthetic(steps=40).add_event(OPTIMIZERS_OPPOSED, layer="judge", values={"cosine": -0.9, "tensors": 4.0})
+        yield Example("two optimizers undo each other", both.history(), ("judge",))
         yield Example("a healthy run", Synthetic(steps=140).history())
         yield Example("noise of tiny batches", Synthetic(steps=140, noise=1.5).history())
         yield Example(
