@@ -783,6 +783,17 @@ CAUSES: tuple[Cause, ...] = (
         source="PyTorch, torch.optim, https://pytorch.org/docs/stable/optim.html",
     ),
     Cause(
+        id="another-model",
+        name="loop that goes on with another model or optimizer",
+        leads={"not-optimized": 20},
+        explains={},
+        requires=frozenset({Condition.UPDATES_ENDED}),
+        because="The loop trains a new model, or the old one with a new optimizer, and `watch` got neither.",
+        confirm="Compare id(model) and id(optimizer) with those that were passed to `watch`.",
+        remedies=("watch_again",),
+        source="PyTorch, torch.optim, https://pytorch.org/docs/stable/optim.html, on constructing an optimizer",
+    ),
+    Cause(
         id="optimizer-in-the-loop",
         name="optimizer rebuilt for each update",
         leads={"not-optimized": 20},

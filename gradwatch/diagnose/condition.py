@@ -202,6 +202,9 @@ class Condition(enum.Enum):
     UNUSED_LATENT = enum.auto()
     """The latent of a variational autoencoder carries no information on its samples."""
 
+    UPDATES_ENDED = enum.auto()
+    """After some updates, no watched optimizer steps, and no watched gradient changes."""
+
     NEVER_STEPPED = enum.auto()
     """No optimizer has made a step, and most weights have not moved."""
 

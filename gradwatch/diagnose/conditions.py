@@ -239,6 +239,7 @@ def _of_events(history: History, leading: Finding) -> dict[Fact, bool]:
         Condition.CLIPPED_LATE: CLIPPED_LATE.name in kinds,
         Condition.GRADIENTS_REUSED: GRADIENTS_REUSED.name in kinds,
         Condition.CLEARED_EARLY: CLEARED_EARLY.name in kinds,
+        Condition.UPDATES_ENDED: "updates.ended" in evidence,
         Condition.NEVER_STEPPED: WEIGHTS_STILL.name in kinds,
         Condition.TARGETS_COPIED: TARGETS_COPIED.name in kinds,
         Condition.PADDING_READ: "padding.fall_decades" in evidence,

@@ -227,6 +227,10 @@ KNOWN: dict[str, Build] = {
         "rename the entries of the state to match the model, and load with strict=True",
         'model.load_state_dict({name.removeprefix("module."): value for name, value in state.items()})',
     ),
+    "watch_again": _fixed(
+        "close the monitor, and call gradwatch.watch with the new model and optimizer: one run for each",
+        "monitor.close()\nmonitor = gradwatch.watch(model, optimizer)",
+    ),
     "build_once": _fixed("build the optimizer and its scheduler once, before the loop"),
     "clip_first": _fixed("clip the gradients after loss.backward() and before optimizer.step()"),
     "step_once": _fixed("call optimizer.step() once after each backward pass, or once per group of micro-batches"),

@@ -32,6 +32,7 @@ UNTESTED = {
     "same_log_probs": "as above",
     "split_workers": "tests/detect/data_and_loss/test_worker_copies.py has the stream, split and not",
     "own_parameters": "tests/probe/gradients/test_opposed_optimizers.py has both, with two optimizers",
+    "watch_again": "tests/end_to_end/watch/test_next_model.py has one monitor for two models, and one for each",
     "match_names": "the load precedes the loop; tests/autowatch/test_scripts.py has the script with both names",
     "smaller_batch": "gradwatch plans the change that fits, in tests/end_to_end/bad_input/test_out_of_memory.py",
 }

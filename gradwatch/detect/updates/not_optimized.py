@@ -16,6 +16,7 @@ from gradwatch.detect.features.structure import structure_of
 from gradwatch.detect.updates.not_optimized_rules.examples import (
     make_at_zero,
     make_converged,
+    make_ended,
     make_event,
     make_frozen,
     make_kept,
@@ -32,6 +33,7 @@ from gradwatch.detect.updates.not_optimized_rules.examples import (
 )
 from gradwatch.detect.updates.not_optimized_rules.recovered import find_recovery
 from gradwatch.detect.updates.not_optimized_rules.stuck import (
+    find_ended_updates,
     find_missing_updates,
     find_rebuilt_optimizers,
     find_uncalled_optimizers,
@@ -84,7 +86,8 @@ class NotOptimized:
     optimizer holds it. (8) The loss reaches tensors that no watched model and no optimizer holds, such as class centers
     or loss weights. They do not move, and nothing clears their gradient (info). (9) No optimizer has made a step in the
     first 40, there are gradients, and most weights have not moved. (10) Each of the first 20 updates is made by a new
-    optimizer, of a kind that keeps averages of the gradients.
+    optimizer, of a kind that keeps averages of the gradients. (11) After some updates there are none for `ended` steps,
+    and all gradients stay exactly the same: the loop goes on with another model or optimizer than `watch` got.
 
     Exceptions to the rules: a backbone may be left out on purpose without freezing it. Fine-tuning a head looks like
     this: the tensors come first in the model, and an optimizer holds everything after them. That is reported as info,
@@ -109,6 +112,7 @@ class NotOptimized:
             the others. If gradients vanish over depth, an update that is lost in rounding is a consequence.
         moving: Update/weight ratio that some other tensor must have, for (2) and (4). 1e-5: if none has it, the
             learning rate is too low for all tensors.
+        ended: Steps without an update or a new gradient, for (11). 40: an accumulation has a new gradient at each.
     """
 
     code: ClassVar[str] = "GW301"
@@ -118,6 +122,7 @@ class NotOptimized:
     stale: int = 8
     gradient: float = 1e-4
     moving: float = 1e-5
+    ended: int = 40
 
     def detect(self, history: History) -> Iterator[Finding]:
         """Yield a finding for each module that is not optimized."""
@@ -125,6 +130,7 @@ class NotOptimized:
         yield from find_unregistered_tensors(self, history)
         yield from find_uncalled_optimizers(self, history)
         yield from find_rebuilt_optimizers(self, history)
+        yield from find_ended_updates(self, history, steps=self.ended)
         structure = structure_of(history)
         ratio_L = history.param.newest("update.ratio")  # nan where updates were not measured
         largest = np.fmax.reduce(ratio_L, initial=np.nan)  # ignores nan
@@ -195,6 +201,8 @@ class NotOptimized:
         text = "20 updates in a row were each made by a new Adam"
         rebuilt = Synthetic(steps=40).add_event(OPTIMIZER_REBUILT, text=text, values={"updates": 20.0})
         yield Example("the loop builds a new optimizer at each step", rebuilt.history(), (None,))
+        yield Example("the loop goes on with another model", make_ended(), (None,))
+        yield Example("gradients are accumulated over many steps", make_ended(is_same=False))
         yield Example("a gradient scaler skips all updates", make_uncalled(loss_scale=1024.0))
         idle = Synthetic(steps=40)
         idle.update_factor_TL[:] = 0

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from typing import final
+from typing import NamedTuple, final
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -19,13 +20,36 @@ EVERY_STEPS = 10
 """Minimum steps between two comparisons. By the second, an optimizer elsewhere has moved a new parameter."""
 
 
+class _Use(enum.Enum):
+    """What happens to the gradient of a new parameter."""
+
+    NONE = enum.auto()
+    UPDATED = enum.auto()
+
+
+class _NewParameter(NamedTuple):
+    """A parameter that the monitor does not read.
+
+    Args:
+        param: Weak reference to it.
+        since: Step of the newest comparison without it.
+        state: Its version counter and fingerprint when it first had a gradient.
+        is_over: Whether its use is known.
+    """
+
+    param: weakref.ref[Tensor]
+    since: int
+    state: tuple[int, bytes] | None = None
+    is_over: bool = False
+
+
 @final
 class ParameterChanges:
     """Compare the parameters of the model with those at the start.
 
     A new parameter is reported if it has a gradient, no watched optimizer holds it, and nothing has moved it since an
-    earlier comparison. So are new parameters that a watched optimizer holds, such as a head for the next task.
-    Nothing is compared under FSDP, which replaces parameters by itself.
+    earlier comparison. So are new parameters that a watched optimizer holds, such as a head for the next task, or that
+    other code moves: the monitor does not read them. FSDP replaces parameters by itself, so nothing is compared then.
 
     Args:
         models: A model, or several by name.
@@ -42,7 +66,7 @@ class ParameterChanges:
         self._params = list(params)  # so that their ids stay unique
         self._roots = list(models.values()) if isinstance(models, Mapping) else [models]
         self._is_gathered = any(gathers(module) for _, module in named_modules(models))
-        self._new: dict[int, tuple[weakref.ref[Tensor], tuple[int, bytes] | None]] = {}  # None: nothing to report
+        self._new: dict[int, _NewParameter] = {}
         self._next, self._last = 1, 0
 
     def find(self, step: int) -> Iterator[Observation]:
@@ -57,19 +81,25 @@ class ParameterChanges:
         self._next = step - step % EVERY_STEPS + EVERY_STEPS
         now = _ids_of_parameters(self._roots)
         if now - self._layers.keys():
-            yield from self._find_new({layer.name for key, layer in self._layers.items() if key not in now})
-            yield from self._find_joined(since)
+            yield from self._observe({layer.name for key, layer in self._layers.items() if key not in now}, since)
 
-    def _find_new(self, gone: set[str]) -> Iterator[Observation]:
+    def _observe(self, gone: set[str], since: int) -> Iterator[Observation]:
         """Yield the new parameters, given the names of those that have left the model."""
-        held = self._held()
-        by_module: dict[str, list[str]] = {}
+        held = {id(p) for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"]}
+        left_out: dict[str, list[str]] = {}
+        joined: dict[str, int] = {}
         for module_name, module in named_modules(self._models):
             for own_name, param in module.named_parameters(recurse=False):
-                if id(param) not in self._layers and self._is_left_out(param, held):
-                    full_name = f"{module_name}.{own_name}" if module_name else own_name
-                    by_module.setdefault(module_name, []).append(full_name)
-        for module_name, found in by_module.items():
+                if id(param) in self._layers:
+                    continue
+                full_name = f"{module_name}.{own_name}" if module_name else own_name
+                new = self._seen(param) or _NewParameter(weakref.ref(param), since)
+                match self._use_of(param, new, is_held=id(param) in held):
+                    case _Use.NONE:
+                        left_out.setdefault(module_name, []).append(full_name)
+                    case _Use.UPDATED:
+                        joined[full_name] = new.since
+        for module_name, found in left_out.items():
             replaced = len(gone.intersection(found))
             yield PARAMETERS_NEW.observe(
                 module_name or found[0],
@@ -78,35 +108,29 @@ class ParameterChanges:
                 how="took the place of a watched parameter" if replaced else "joined the model",
                 pronoun="it" if len(found) == 1 else "them",
             )
+        if joined:
+            values = {"tensors": len(joined), "since": min(joined.values())}
+            are = "is" if len(joined) == 1 else "are"
+            yield PARAMETERS_JOINED.observe(values=values, parameters=_list([*joined]), are=are)
 
-    def _find_joined(self, since: int) -> Iterator[Observation]:
-        held, found = self._held(), []
-        for module_name, module in named_modules(self._models):
-            for own_name, param in module.named_parameters(recurse=False):
-                seen, _ = self._new.get(id(param), (None, None))
-                is_known = id(param) in self._layers or (seen is not None and seen() is param)
-                if not is_known and id(param) in held:
-                    self._new[id(param)] = weakref.ref(param), None
-                    found.append(f"{module_name}.{own_name}" if module_name else own_name)
-        if found:
-            values = {"tensors": len(found), "since": since}
-            are = "is" if len(found) == 1 else "are"
-            yield PARAMETERS_JOINED.observe(values=values, parameters=_list(found), are=are)
+    def _seen(self, param: Tensor) -> _NewParameter | None:
+        new = self._new.get(id(param))
+        return None if new is None or new.param() is not param else new  # else the id of a discarded tensor
 
-    def _is_left_out(self, param: Tensor, held: set[int]) -> bool:
-        """Return whether a new parameter has a gradient that nothing has used since an earlier comparison."""
-        seen, before = self._new.get(id(param), (None, None))
-        if seen is not None and seen() is param and before is None:
-            return False  # reported, or moved by other code
-        if id(param) in held or not param.requires_grad or param.grad is None or not has_values(param):
-            return False
+    def _use_of(self, param: Tensor, new: _NewParameter, *, is_held: bool) -> _Use | None:
+        """Return how a new parameter is used, once; None if that is unknown, or was returned before."""
+        if new.is_over:
+            return None
+        if is_held:
+            self._new[id(param)] = new._replace(is_over=True)
+            return _Use.UPDATED
+        if not param.requires_grad or param.grad is None or not has_values(param):
+            return None
         state = param._version, fingerprints([param])[0]
-        is_first = seen is None or seen() is not param
-        self._new[id(param)] = weakref.ref(param), state if is_first else None
-        return not is_first and state == before
-
-    def _held(self) -> set[int]:
-        return {id(p) for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"]}
+        self._new[id(param)] = new._replace(state=state, is_over=new.state is not None)
+        if new.state is None:
+            return None
+        return _Use.NONE if state == new.state else _Use.UPDATED
 
 
 def _list(names: Sequence[str]) -> str:

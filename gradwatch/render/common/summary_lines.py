@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from gradwatch.events import LEFT_OUT
+from gradwatch.events import LEFT_OUT, PARAMETERS_JOINED
 from gradwatch.history.disk.ranks import ranks_text
 from gradwatch.history.store import History
 from gradwatch.records import Diagnosis, Finding, Severity
@@ -14,6 +14,9 @@ from gradwatch.render.common.run_stats import HEALTHY, is_judged, too_short_for
 
 MAX_KINDS = 4
 """Maximum number of kinds to list."""
+
+NOT_CHECKED = frozenset({LEFT_OUT.name, PARAMETERS_JOINED.name})
+"""Kinds of events that say what the monitor does not read, or no longer."""
 
 
 def summary_text(history: History, diagnoses: Sequence[Diagnosis], *, run_dir: Path | None) -> str:
@@ -45,8 +48,8 @@ def summary_lines(history: History, diagnoses: Sequence[Diagnosis], *, run_dir: 
         lines.append(f"withdrawn: {over[0].life}{more}")
     if problems and diagnoses:
         lines.append(f"most likely cause: {diagnoses[0]}")
-    if left_out := [event.text for event in history.events if event.kind == LEFT_OUT.name]:
-        lines.append(f"not checked: {', '.join(left_out)}")
+    if left_out := [event.text for event in history.events if event.kind in NOT_CHECKED]:
+        lines.append(f"not checked: {'; '.join(left_out)}")
     if run_dir:
         lines.append(f"details: gradwatch diagnose {run_dir}")
     return lines

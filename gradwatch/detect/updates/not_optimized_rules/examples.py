@@ -122,6 +122,15 @@ def make_uncalled(*, loss_scale: float = math.nan) -> History:
     return with_statistic(with_statistic(made.history(), "skipped", 1.0), "loss_scale", loss_scale, missing=True)
 
 
+def make_ended(*, is_same: bool = True) -> History:
+    """Return a run without an update from step 30 on, in which the gradients stay the same or not."""
+    made = Synthetic(steps=80)
+    made.skipped_T[30:], made.update_factor_TL[30:] = 1, np.nan
+    if is_same:
+        made.grad_l2_TL[30:] = made.grad_l2_TL[29]
+    return made.history()
+
+
 def make_unmoved(*, rate: float = 1e-3) -> History:
     """Return a run in which no weight changes."""
     made = Synthetic(steps=60)

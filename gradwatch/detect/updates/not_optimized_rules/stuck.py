@@ -84,10 +84,8 @@ def find_missing_updates(detector: HasCode, history: History, *, samples: int) -
 def find_uncalled_optimizers(detector: HasCode, history: History) -> Iterator[Finding]:
     """Yield the run if no optimizer has made a step and most weights have not moved, though there are gradients."""
     for event in events_of(history, WEIGHTS_STILL):
-        norm, scale = (float(history.run.newest(name)[0]) for name in ("grad_norm.before_clip", "loss_scale"))
-        # a gradient scaler skips updates whose gradients overflow; without one, the scale is 1
-        has_scaler = history.info.loss_scaling or not (scale == 1 or math.isnan(scale))
-        if (history["skipped"] == 1).all() and norm > 0 and math.isfinite(norm) and not has_scaler:
+        norm = float(history.run.newest("grad_norm.before_clip")[0])
+        if (history["skipped"] == 1).all() and norm > 0 and math.isfinite(norm) and not _has_scaler(history):
             yield finding_of(
                 detector,
                 history,
@@ -97,6 +95,32 @@ def find_uncalled_optimizers(detector: HasCode, history: History) -> Iterator[Fi
                 onset=int(history.steps("skipped")[0]),
                 severity=Severity.CRITICAL,
             )
+
+
+def find_ended_updates(detector: HasCode, history: History, *, steps: int) -> Iterator[Finding]:
+    """Yield the run if steps go on without updates, and without a backward pass that reaches a watched parameter.
+
+    Args:
+        detector: Detector of the findings.
+        history: History of the run.
+        steps: Minimum number of steps since the last update. Their gradients are the same, number by number.
+    """
+    is_skipped_T = history.scalar("skipped") == 1
+    ended = int(np.argmin(is_skipped_T[::-1]))  # 0 if all of the window are skipped, too
+    if ended < steps or _has_scaler(history):
+        return
+    l2_TL = history.param.window("grad.l2", ended)
+    if not np.array_equal(l2_TL, np.broadcast_to(l2_TL[0], l2_TL.shape), equal_nan=True):
+        return
+    onset = int(history.steps("skipped")[-ended])
+    yield finding_of(
+        detector,
+        history,
+        f"nothing that is watched is trained since step {onset}: no optimizer has stepped, and no gradient has changed",
+        Quantity(key="updates.ended", label="steps since the last update", value=float(ended), unit="steps"),
+        onset=onset,
+        severity=Severity.WARNING,
+    )
 
 
 def find_rebuilt_optimizers(detector: HasCode, history: History) -> Iterator[Finding]:
@@ -110,6 +134,12 @@ def find_rebuilt_optimizers(detector: HasCode, history: History) -> Iterator[Fin
             onset=int(history.steps("skipped")[0]),
             severity=Severity.WARNING,
         )
+
+
+def _has_scaler(history: History) -> bool:
+    """Return whether a gradient scaler may skip updates whose gradients overflow; without one, the scale is 1."""
+    scale = float(history.run.newest("loss_scale")[0])
+    return history.info.loss_scaling or not (scale == 1 or math.isnan(scale))
 
 
 def _others_move(history: History, ratio_TL: Floats, least: float) -> bool:
