@@ -62,12 +62,8 @@ class OutputReader(Protocol):
         """Return whether nothing more is read."""
         ...
 
-    def begin(self) -> None:
-        """Prepare for the next sampled step."""
-        ...
-
     def clear(self) -> None:
-        """Drop the data and the hooks of the step before."""
+        """Drop the data and the hooks of the step before, when the next sampled step begins."""
         ...
 
     def watch(self, call: ForwardCall, /) -> None:
@@ -114,8 +110,7 @@ class OutputReaders:
     def begin(self) -> None:
         """Prepare for the next sampled step."""
         self._calls, self._next, self._since = 0, 1, count_uses()
-        for reader in self._readers:
-            reader.begin()
+        self.clear()
 
     def clear(self) -> None:
         """Drop the data and the hooks of the step before."""

@@ -15,10 +15,7 @@ class Reader:
     is_over = False
 
     def __init__(self):
-        self.graphs, self.begun = [], 0
-
-    def begin(self):
-        self.begun += 1
+        self.graphs = []
 
     def clear(self):
         self.graphs = []

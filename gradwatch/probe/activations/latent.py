@@ -72,10 +72,6 @@ class LatentReader:
         self._has_prior = self._is_reported = self._has_read = False
         self.is_over = False
 
-    def begin(self) -> None:
-        """Prepare for the next sampled step."""
-        self.clear()
-
     def clear(self) -> None:
         """Drop the data of the step before."""
         self._latent, self._measured, self._has_read = None, None, False

@@ -105,10 +105,6 @@ class PaddingReader:
         self._has_read, self._steps = False, 0
         self.is_over = False
 
-    def begin(self) -> None:
-        """Prepare for the next sampled step."""
-        self.clear()
-
     def clear(self) -> None:
         """Drop the data and the hooks of the step before."""
         remove_hooks(self._handles)

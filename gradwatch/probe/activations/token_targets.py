@@ -124,10 +124,6 @@ class TokenTargets:
         self._reads, self._has_output = 0, False
         self.is_over = False
 
-    def begin(self) -> None:
-        """Prepare for the next sampled step."""
-        self.clear()
-
     def clear(self) -> None:
         """Drop the data and the hooks of the step before."""
         remove_hooks(self._handles)

@@ -180,10 +180,6 @@ class TargetMatch:
         """Return whether nothing more is read."""
         return self._fit.is_over and self._contrast.is_over
 
-    def begin(self) -> None:
-        """Prepare for the next sampled step."""
-        self.clear()
-
     def clear(self) -> None:
         """Drop the data and the hooks of the previous step."""
         remove_hooks(self._handles)

@@ -70,13 +70,7 @@ class RecurrenceProbe:
         self._name, self._uses = "", 0
         self._of = self._name, self._uses  # parameter of the norms in flight
         self._steps, self._misses, self.is_over = 0, 0, False
-        self._is_sampled = self._is_due = self._has_read = False
-
-    def begin(self) -> None:
-        """Prepare for the next sampled step, and drop the one before."""
-        self.clear()
-        self._is_due = not self._steps & (self._steps - 1) and self._transfer is None  # 0 and the powers of two
-        self._is_sampled, self._has_read = True, False
+        self._is_sampled = self._has_read = False
 
     def state(self) -> dict[str, Any]:
         """Return plain data that `restore` reads back; it does not wait for norms in flight."""
@@ -84,19 +78,23 @@ class RecurrenceProbe:
         return {"steps": self._steps, "rounds": self._misses, "is_over": self.is_over}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from the result of `state`, also if a sampled step has begun."""
+        """Continue from the result of `state`."""
         self._steps, self._misses, self.is_over = state["steps"], state["rounds"], state["is_over"]
-        if self._is_sampled:
-            self.begin()
 
     def clear(self) -> None:
-        """Remove all hooks, and drop the recorded norms."""
+        """Drop the data and the hooks of the step before."""
+        self._drop_norms()
+        self._is_sampled = self._has_read = False
+
+    def _drop_norms(self) -> None:
         remove_hooks(self._handles)
         self._norms_U, self._uses = [], 0
 
     def watch(self, call: ForwardCall, /) -> None:
         """Find the uses of a parameter in the graph of an output, and hook them to read their gradients."""
-        if self.is_over or not self._is_due or not call.roots:
+        self._is_sampled = True
+        is_due = not self._steps & (self._steps - 1) and self._transfer is None  # 0 and the powers of two
+        if self.is_over or not is_due or not call.roots:
             return
         self._has_read = True
         graph = call.graph
@@ -113,7 +111,7 @@ class RecurrenceProbe:
             self._misses = 0 if self._norms_U else self._misses + 1
             self.is_over = self._misses == MAX_MISSES
             self._send()
-            self._is_due = self._has_read = False
+            self._has_read = False
         if self._transfer is None or not self._transfer.is_ready:
             return
         growth, self._transfer = growth_of(self._transfer.values()["norms"]), None
@@ -127,7 +125,7 @@ class RecurrenceProbe:
         read_U = [norm for norm in self._norms_U if norm is not None]
         if len(read_U) == len(self._norms_U) > 0 and len({norm.device for norm in read_U}) == 1:
             self._transfer, self._of = HostTransfer({"norms": torch.stack(read_U)}), (self._name, self._uses)
-        self.clear()
+        self._drop_norms()
 
     def _hook_uses(self, graph: Graph, name: str, uses: list[Node]) -> None:
         """Hook some uses, if the last computes with the result of the first."""
@@ -135,7 +133,7 @@ class RecurrenceProbe:
         # independent uses, such as a layer applied to several inputs, are not a recurrence
         if uses[0] not in graph.below(uses[-1]):
             return
-        self.clear()
+        self._drop_norms()
         self._name, self._uses = name, len(uses)
         count = min(MAX_MEASURED_USES, len(uses))
         indices = [k * (len(uses) - 1) // (count - 1) for k in range(count)]

@@ -54,7 +54,7 @@ def seen(deviations, *, draw=by_hand, divergence=summed, samples=B, saved_at=Non
             state, reader = reader.state(), LatentReader(model)
             reader.restore(state)
         x = torch.randn(samples, 4)
-        reader.begin()
+        reader.clear()
         outputs = model(x, torch.as_tensor(deviation).log())
         reader.watch(ForwardCall(outputs))
         loss = (outputs[0] - x).square().sum(1).mean() + divergence(*outputs[1:])
@@ -105,7 +105,7 @@ def test_a_model_without_a_latent_is_read_a_few_times_only():
     reader = LatentReader(model)
     for _ in range(SEARCHED_STEPS):
         assert not reader.is_over
-        reader.begin()
+        reader.clear()
         output = model(torch.randn(B, 4))
         reader.watch(ForwardCall(output))
         output.sum().backward()

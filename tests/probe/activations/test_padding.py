@@ -139,7 +139,7 @@ def test_a_model_without_tokens_is_read_at_a_few_steps_only():
     model, reader = nn.Linear(4, 3), PaddingReader(nn.Linear(4, 3))
     for _ in range(MAX_STEPS):
         assert not reader.is_over
-        reader.begin()
+        reader.clear()
         reader.watch(ForwardCall(model(torch.randn(8, 4))))
         assert not [*reader.find()]
     assert reader.is_over
@@ -158,7 +158,7 @@ def test_what_a_device_sends_later_is_reported_later(monkeypatch):
     monkeypatch.setattr("gradwatch.probe.activations.padding.HostTransfer", Slow)
     model = Recurrent("last", batch_first=True)
     reader = PaddingReader(model)
-    reader.begin()
+    reader.clear()
     scores = model(*padded())
     reader.watch(ForwardCall(scores))
     F.cross_entropy(scores, torch.randint(CLASSES, (B,))).backward()

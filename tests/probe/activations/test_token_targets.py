@@ -288,7 +288,7 @@ def test_a_model_without_tokens_is_read_at_a_few_steps_only():
     model, reader = nn.Linear(4, 3), TokenTargets(nn.Linear(4, 3))
     for _ in range(MAX_READS):
         assert not reader.is_over
-        reader.begin()
+        reader.clear()
         reader.watch(ForwardCall(model(torch.randn(8, 4))))
         assert not [*reader.find()]
     assert reader.is_over

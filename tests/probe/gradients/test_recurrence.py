@@ -33,7 +33,7 @@ class Loop(nn.Module):
 def told(model, loss=torch.Tensor.sum):
     """Return what is told of one step."""
     recurrences = RecurrenceProbe(model)
-    recurrences.begin()
+    recurrences.clear()
     output = model(torch.randn(B, T, 3))
     recurrences.watch(ForwardCall(output))
     loss(output).backward()
@@ -105,7 +105,7 @@ def test_gradients_and_hooks_are_as_they_were_afterwards():
     model, other = Loop(1.1), Loop(1.1)
     other.load_state_dict(model.state_dict())
     recurrences, x = RecurrenceProbe(model), torch.randn(B, T, 3)
-    recurrences.begin()
+    recurrences.clear()
     for it in (model, other):
         output = it(x)
         if it is model:
@@ -131,7 +131,7 @@ def test_looks_become_rare():
     model, looks = Loop(1.0), []
     recurrences = RecurrenceProbe(model)
     for step in range(40):
-        recurrences.begin()
+        recurrences.clear()
         recurrences.watch(ForwardCall(model(torch.randn(B, T, 3))))
         looks += [step] if recurrences._handles else []
         list(recurrences.find())
@@ -139,21 +139,15 @@ def test_looks_become_rare():
     assert looks == [0, 1, 2, 4, 8, 16, 32]
 
 
-@pytest.mark.parametrize("is_begun", [True, False])
 @pytest.mark.parametrize("saved_at", [1, 3, 5, 20])
-def test_looks_go_on_from_a_saved_state_at_the_same_steps(saved_at, is_begun):
+def test_looks_go_on_from_a_saved_state_at_the_same_steps(saved_at):
     model, looks = Loop(1.0), []
     recurrences = RecurrenceProbe(model)
     for step in range(40):
-        if step != saved_at:
-            recurrences.begin()
-        else:
+        if step == saved_at:
             saved, recurrences = recurrences.state(), RecurrenceProbe(model)
-            if is_begun:
-                recurrences.begin()
             recurrences.restore(saved)
-            if not is_begun:
-                recurrences.begin()
+        recurrences.clear()
         recurrences.watch(ForwardCall(model(torch.randn(B, T, 3))))
         looks += [step] if recurrences._handles else []
         list(recurrences.find())
