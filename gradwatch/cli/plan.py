@@ -106,6 +106,8 @@ def command(
     import json
 
     from gradwatch.planning.checkpointing import KEY, settle
+    from gradwatch.planning.determinism import price_of_determinism
+    from gradwatch.planning.sharing import plan_ranks
     from gradwatch.planning.training import ConfigPlanner
     from gradwatch.probe.memory.in_use import machine_memory
 
@@ -119,12 +121,12 @@ def command(
     plan = planner.plan()
     measured = planner.measure() if measure else None
     limit = given or machine_memory(plan.device)
-    ways = _ways(planner, num_ranks) if num_ranks else ()
+    ways = plan_ranks(planner, num_ranks) if num_ranks else ()
     advised = _advised(planner, given, measured, hidden=form == "json") if given and not ways else None
     best = _cheapest(advised, ways, limit)
     if patch and best:
         _write_patch(best, patch, config, limit)
-    found = _Found(plan, measured, _price(planner) if deterministic else None, ways, advised)
+    found = _Found(plan, measured, price_of_determinism(planner) if deterministic else None, ways, advised)
     if form == "json":
         write_json(found.to_json())
     else:
@@ -232,18 +234,6 @@ def _print(found: _Found, best: _Best | None, patch: Path | None, *, limit: int,
         print_patch(output(), text, changes, patch, fits=plan.peak_bytes <= limit)
     for note in plan.notes:
         print_message("note", note)
-
-
-def _price(planner: ConfigPlanner) -> DeterminismPrice:
-    from gradwatch.planning.determinism import price_of_determinism
-
-    return price_of_determinism(planner)
-
-
-def _ways(planner: ConfigPlanner, num_ranks: int) -> tuple[SharedPlan, ...]:
-    from gradwatch.planning.sharing import plan_ranks
-
-    return plan_ranks(planner, num_ranks)
 
 
 def _advised(planner: ConfigPlanner, budget: int, measured: Plan | None, *, hidden: bool) -> Advised | None:

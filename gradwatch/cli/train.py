@@ -67,7 +67,9 @@ def command(
         checked = load_config(file, overrides or [], changes=set_files or [], is_new=resume is None)
         if nproc and nproc > 1:
             _check_start(checked, nproc)
-            directory = resume or _new_directory(checked)
+            from gradwatch.train.loop import new_directory
+
+            directory = resume or new_directory(checked)  # here, so that this process knows the run of its ranks
             options = _options(overrides, set_files, fail_on=fail_on, log_format=log_format)
             place = [str(config), f"--directory={directory}"] if config else [f"--resume={directory}"]
             raise typer.Exit(ranks.start(["train", *place, *options], ranks=nproc, directory=directory))
@@ -142,13 +144,6 @@ def _check_start(config: Config, nproc: int) -> None:
     from gradwatch.train.parallel.environment import check_parallel
 
     check_parallel(config.train, nproc)
-
-
-def _new_directory(config: Config) -> Path:
-    """Return a new run directory, created here so that this process knows the run of its ranks."""
-    from gradwatch.train.loop import new_directory
-
-    return new_directory(config)
 
 
 def _options(overrides: list[str] | None, set_files: list[Path] | None, *, fail_on: str, log_format: str) -> list[str]:

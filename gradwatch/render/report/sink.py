@@ -25,15 +25,7 @@ def write_report(
     config_text: str = "",
     changed_text: str = "",
 ) -> None:
-    """Write the report of a run atomically.
-
-    Args:
-        path: File to write; an existing file is replaced.
-        history: The run; it may be empty.
-        diagnoses: Diagnoses of its findings.
-        run: Run directory, or None.
-        config_text: Text of the config, or an empty string.
-        changed_text: The settings in it that differ from the defaults, or an empty string if that is unknown.
+    """Write the report of a run to a file, which is replaced atomically. Further arguments as for `page`.
 
     Raises:
         RunError: The file cannot be written.
