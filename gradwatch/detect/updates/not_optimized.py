@@ -31,8 +31,9 @@ from gradwatch.detect.updates.not_optimized_rules.examples import (
     make_unmoved,
     make_used_up,
 )
-from gradwatch.detect.updates.not_optimized_rules.recovered import find_recovery
+from gradwatch.detect.updates.not_optimized_rules.recovered import find_recovery, find_resumed_updates
 from gradwatch.detect.updates.not_optimized_rules.stuck import (
+    ENDED,
     find_ended_updates,
     find_missing_updates,
     find_rebuilt_optimizers,
@@ -70,7 +71,7 @@ class NotOptimized:
     When it is wrong: a backbone that is left out on purpose without freezing it (info).
 
     When it is withdrawn: each of its tensors moved at `samples` + 1 measurements in a row, or something other than the
-    optimizers moved it. (3), (6) to (8) and (10) are never withdrawn.
+    optimizers moved it; for (11), an optimizer stepped again. (3), (6) to (8) and (10) are never withdrawn.
 
     How it is detected: (1) A trainable tensor has a gradient, and no optimizer held it when the monitor attached. It is
     left out if something else moves it, such as another optimizer, a master copy, or the loop by hand: its measured
@@ -147,9 +148,11 @@ class NotOptimized:
             )
 
     def recovery(self, history: History, finding: Finding) -> Recovery | None:
-        """Return the first of `samples` + 1 measurements in a row at which all its tensors moved."""
+        """Return the first of `samples` + 1 measurements in a row with all tensors moving, or the next update."""
         if {q.key for q in finding.evidence} == {"tensors"}:  # an event counted them, and nothing measures them
             return None
+        if any(q.key == ENDED for q in finding.evidence):
+            return find_resumed_updates(history)
         tensors = tensors_of(history, finding)
         return find_recovery(history, tensors, samples=self.samples) if tensors else None
 

@@ -36,9 +36,22 @@ def test_a_second_model_under_the_monitor_of_the_first_is_found():
 
     (finding,) = problems(monitor)
     (diagnosis,) = monitor.close()
+    assert not monitor.history.withdrawn
     assert (finding.kind, finding.onset) == ("not-optimized", 20)
     assert diagnosis.cause_id == "another-model"
     assert "gradwatch.watch(model, optimizer)" in diagnosis.remedies[0].code
+
+
+def test_the_finding_is_withdrawn_when_the_first_model_is_trained_again():
+    torch.manual_seed(0)
+    model, optimizer = make()
+    with gradwatch.watch(model, optimizer, on_finding=None) as monitor:
+        train(model, optimizer, monitor, steps=20)
+        train(*make(), monitor, steps=80)
+        train(model, optimizer, monitor, steps=40)
+
+    assert problems(monitor) == []
+    assert [(f.withdrawn, f.ended) for f in monitor.history.withdrawn] == [(100, 100)]
 
 
 def test_a_monitor_for_each_model_reports_nothing():

@@ -1,4 +1,4 @@
-"""Find the step from which parameters have moved that did not move before."""
+"""Find the step from which parameters have moved that did not move before, or an optimizer has stepped again."""
 
 # T = steps that measured the updates, L = parameter tensors
 
@@ -28,6 +28,13 @@ def find_recovery(history: History, tensors: list[int], *, samples: int) -> Reco
         return Recovery(min(moves), "its weights moved")
     is_moving = bool((ratio_TL[:, tensors] > 0).all())
     return Recovery(_first_measured(history, samples + 1), "its weights moved") if is_moving else None
+
+
+def find_resumed_updates(history: History) -> Recovery | None:
+    """Return the first of the newest steps with updates, if the newest step has one."""
+    is_skipped_T = history.scalar("skipped") == 1
+    resumed = int(np.argmax(is_skipped_T[::-1]))
+    return Recovery(int(history.run.steps()[-resumed]), "an optimizer stepped again") if resumed else None
 
 
 def _moves_by_others(history: History, tensors: list[int]) -> list[int]:

@@ -25,6 +25,9 @@ from gradwatch.events import OPTIMIZER_REBUILT, WEIGHTS_CLIPPED, WEIGHTS_STILL
 from gradwatch.history.store import Floats, History
 from gradwatch.records import Finding, Quantity, Severity
 
+ENDED = "updates.ended"
+"""Key of the evidence that updates have ended."""
+
 
 def find_unchanged_parameters(
     detector: HasCode, history: History, *, samples: int, gradient: float, moving: float
@@ -117,7 +120,7 @@ def find_ended_updates(detector: HasCode, history: History, *, steps: int) -> It
         detector,
         history,
         f"nothing that is watched is trained since step {onset}: no optimizer has stepped, and no gradient has changed",
-        Quantity(key="updates.ended", label="steps since the last update", value=float(ended), unit="steps"),
+        Quantity(key=ENDED, label="steps since the last update", value=float(ended), unit="steps"),
         onset=onset,
         severity=Severity.WARNING,
     )
