@@ -212,7 +212,8 @@ class OscillatingGradient:
         yield Example(
             "one source makes the loss of the other grow, but that stays the smaller one", worse.history(), (None,)
         )
-        both = Synthetic(steps=40).add_event(OPTIMIZERS_OPPOSED, layer="judge", values={"cosine": -0.9, "tensors": 4.0})
+        text, values = "two optimizers move it by opposite gradients", {"cosine": -0.9, "tensors": 4.0}
+        both = Synthetic(steps=40).add_event(OPTIMIZERS_OPPOSED, layer="judge", text=text, values=values)
         yield Example("two optimizers undo each other", both.history(), ("judge",))
         yield Example("a healthy run", Synthetic(steps=140).history())
         yield Example("noise of tiny batches", Synthetic(steps=140, noise=1.5).history())
