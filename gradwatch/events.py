@@ -373,6 +373,18 @@ CLEARED_EARLY = EventKind(
     values={"updates": "updates"},
     text="{updates:.0f} updates found no gradient: it was cleared after the backward pass",
 )
+FREEZE_IGNORED = EventKind(
+    name="freeze-ignored",
+    meaning="An attribute of tensors or modules that reads like `requires_grad` is False, and the tensors train.",
+    values={"tensors": "tensors"},
+    text="{tensors:.0f} tensors train although {attribute} is set to False for them: torch does not read it there",
+)
+RATE_IGNORED = EventKind(
+    name="rate-ignored",
+    meaning="An optimizer has an attribute for a learning rate that is lower than the rate in use.",
+    values={"wanted": "rate of the attribute", "rate": "rate in use"},
+    text="the learning rate is still {rate:g}: `optimizer.{attribute} = {wanted:g}` has no effect",
+)
 OPTIMIZERS_OPPOSED = EventKind(
     name="optimizers-opposed",
     meaning="Two optimizers hold the same weights, and their gradients are opposed for many updates in a row.",

@@ -107,6 +107,17 @@ CAUSES: tuple[Cause, ...] = (
         source="VGraphRNN/VGRNN#4, https://github.com/VGraphRNN/VGRNN/issues/4",
     ),
     Cause(
+        id="ignored-setting",
+        name="setting that torch does not read",
+        leads={"learning-rate-too-high": 150},
+        explains={"overfitting": 1.5, "loss-plateau": 1.5},
+        requires=frozenset({Condition.SETTING_IGNORED}),
+        because="Python takes any attribute, so a misspelled name or one of the wrong object raises no error.",
+        confirm="Print param.requires_grad and optimizer.param_groups[0]['lr']: they have not changed.",
+        remedies=("set_read",),
+        source="PyTorch, https://pytorch.org/docs/stable/notes/autograd.html#setting-requires-grad",
+    ),
+    Cause(
         id="saturating-stack",
         name="saturating activations in a deep network",
         leads={"vanishing-gradient": 8, "saturated-activation": 1},

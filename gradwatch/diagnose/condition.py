@@ -193,6 +193,9 @@ class Condition(enum.Enum):
     CLEARED_EARLY = enum.auto()
     """The gradients are cleared between the backward pass and the update."""
 
+    SETTING_IGNORED = enum.auto()
+    """The finding is about an attribute that torch does not read."""
+
     OPTIMIZERS_OPPOSED = enum.auto()
     """Two optimizers move the same weights in opposite directions."""
 

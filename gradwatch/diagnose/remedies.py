@@ -235,6 +235,7 @@ KNOWN: dict[str, Build] = {
     "clip_first": _fixed("clip the gradients after loss.backward() and before optimizer.step()"),
     "step_once": _fixed("call optimizer.step() once after each backward pass, or once per group of micro-batches"),
     "clear_later": _fixed("call optimizer.zero_grad() after optimizer.step(), or before loss.backward()"),
+    "set_read": _fixed("call module.requires_grad_(False) to freeze weights, and set group['lr'] of each param_group"),
     "own_parameters": _fixed("give each optimizer the parameters of its own network only, and leave out {where}"),
     "call_step": _fixed("call optimizer.step() after loss.backward()", "optimizer.step()"),
     "make_updates": _fixed(

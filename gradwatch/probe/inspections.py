@@ -25,6 +25,7 @@ from gradwatch.probe.inert_hook import inert_hook, remove_hooks, takes_hooks
 from gradwatch.probe.memory.output_graphs import OutputGraphs
 from gradwatch.probe.modules.functional_calls import FunctionalCalls
 from gradwatch.probe.modules.identical_units import find_identical_units
+from gradwatch.probe.modules.ignored_settings import IgnoredRates, find_ignored_freezes
 from gradwatch.probe.modules.loaded_weights import find_failed_loads
 from gradwatch.probe.modules.random_draws import RandomDraws
 from gradwatch.probe.modules.train_eval_modes import TrainEvalModes
@@ -109,6 +110,7 @@ class Inspections:
         self._opposed = opposed
         self._moves, self._standstill = OutsideMoves(params, layers), Standstill(params, layers)
         self._rebuilt, self._clipped = RebuiltOptimizers(params, layers), ClippedWeights(params, layers)
+        self._ignored_rates = IgnoredRates(optimizers)
         self._changes = ParameterChanges(models, params, layers, optimizers)
         # before the first step: later the weights have moved
         attempts.run(CLIPPED, self._clipped.begin)
@@ -116,6 +118,7 @@ class Inspections:
             *self._find("the identical units", lambda: find_identical_units(params, layers)),
             *self._find("the initial weights", lambda: find_offset_weights(params, layers)),
             *self._find("the earlier updates", lambda: find_earlier_updates(params)),
+            *self._find("the frozen weights", lambda: find_ignored_freezes(models, params, layers)),
             *self._find("the loaded weights", lambda: find_failed_loads(models)),
             *self._find("the groups of the optimizer", lambda: find_empty_groups(optimizers)),
             *self._find("the trainable parameters", lambda: find_nothing_to_train(params, optimizers)),
@@ -178,6 +181,7 @@ class Inspections:
             *self._find(CLIPPED, partial(self._clipped.find, step)),
             *(self._find("the order of updates", self._order.find) if self._order else ()),
             *(self._find("the gradients of shared weights", self._opposed.find) if self._opposed else ()),
+            *self._find("the attributes of optimizers", self._ignored_rates.find),
             *self._find("the random draws", partial(self._draws.find, step=step, is_validated=is_validated)),
         ]
         found += [observation for observation in later if observation.key not in self._known]

@@ -135,6 +135,14 @@ def clip(optimizer):
     nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 0.1)
 
 
+def with_rate(optimizer, rate, *, fixed):
+    if fixed:
+        optimizer.param_groups[0]["lr"] = rate
+    else:
+        optimizer.lr = rate
+    return optimizer
+
+
 class Again:
     """Makes each update twice."""
 
@@ -683,6 +691,13 @@ LOOPS = {
         remedy="call_step",
         model=lambda _: mlp(),
         updates=bool,
+    ),
+    "ignored-rate": Loop(
+        kind="learning-rate-too-high",
+        cause="ignored-setting",
+        remedy="set_read",
+        model=lambda _: mlp(),
+        optimizer=lambda model, fixed: with_rate(torch.optim.Adam(model.parameters(), lr=1e-2), 1e-3, fixed=fixed),
     ),
     "late-clipping": Loop(
         kind="learning-rate-too-high",

@@ -18,6 +18,7 @@ from gradwatch.detect.updates.learning_rate_too_high_rules.compounding_rate impo
 from gradwatch.detect.updates.learning_rate_too_high_rules.diverging_loss import find_diverging_loss
 from gradwatch.detect.updates.learning_rate_too_high_rules.examples import (
     make_compounding,
+    make_ignored,
     make_jump,
     make_late_clipping,
     make_overwritten,
@@ -26,6 +27,7 @@ from gradwatch.detect.updates.learning_rate_too_high_rules.examples import (
     make_running_away,
     make_thrown,
 )
+from gradwatch.detect.updates.learning_rate_too_high_rules.ignored_settings import find_ignored_settings
 from gradwatch.detect.updates.learning_rate_too_high_rules.late_clipping import find_late_clipping
 from gradwatch.detect.updates.learning_rate_too_high_rules.lost_progress import (
     MEDIAN_STEPS,
@@ -73,7 +75,9 @@ class LearningRateTooHigh:
     of `runaway` times the first, as the median over 8 steps, after updates of `large`, at any time of the run. (7) An
     update of `ratio` of one matrix, `lead` times the update of the median matrix. Matrices that began near zero do not
     count, nor those that a normalization follows. (8) In the first updates, torch's functions clip the gradients after
-    `optimizer.step()` and not before, and then they are cleared, so that nothing limits the updates.
+    `optimizer.step()` and not before, and then they are cleared, so that nothing limits the updates. (9) An attribute
+    that torch does not read: `param.require_grad = False` or `module.requires_grad = False`, while these tensors train,
+    or `optimizer.lr` below the rate in use.
 
     These signs are not a consequence of numbers that later stop being finite. The finding is critical if nothing else
     was found before it and the run has lost what it had learned. That is so if the run is non-finite, or if the loss,
@@ -156,6 +160,8 @@ class LearningRateTooHigh:
 
     def _find(self, history: History) -> Iterator[Finding]:
         yield from self._report(history, find_late_clipping(history, limited=self.limited), Severity.WARNING)
+        for sign in find_ignored_settings(history):
+            yield from self._report(history, sign, Severity.WARNING)
         rate_T = history.scalar("lr.0", JUMP_WINDOW_STEPS)
         # cheap: without such a spread the rate has neither jumped nor risen
         if np.fmax.reduce(rate_T) >= self.jump * np.fmin.reduce(rate_T):
@@ -248,6 +254,7 @@ class LearningRateTooHigh:
         )
         yield Example("the gradients are clipped after the update", make_late_clipping(factor=0.2), (None,))
         yield Example("clipping after the update only takes the norm", make_late_clipping(factor=1))
+        yield Example("weights are frozen by a misspelled attribute", make_ignored(), ("layers.0.weight",))
         yield Example("a healthy run", Synthetic(steps=60).history())
         linear = Synthetic(steps=60, lr=0.1)
         linear.weight_l2_TL *= 1 + 0.2 * linear.t_T[:, None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradwatch.events import CLIPPED_LATE
+from gradwatch.events import CLIPPED_LATE, FREEZE_IGNORED
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 
@@ -39,6 +39,12 @@ def make_late_clipping(*, factor: float) -> History:
     """Return a run whose first gradients are clipped after their updates."""
     values = {"updates": 15.0, "factor": factor}
     return Synthetic(steps=40).add_event(CLIPPED_LATE, step=20, text="clipped late", values=values).history()
+
+
+def make_ignored() -> History:
+    """Return a run whose first layer was to be frozen by an attribute that torch does not read."""
+    made = Synthetic(steps=40)
+    return made.add_event(FREEZE_IGNORED, layer="layers.0.weight", text="not read", values={"tensors": 2.0}).history()
 
 
 def make_running_away(*, lr: float, steps: int = 12, finite: int = 12) -> History:
