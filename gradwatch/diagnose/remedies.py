@@ -237,6 +237,11 @@ KNOWN: dict[str, Build] = {
     "clear_later": _fixed("call optimizer.zero_grad() after optimizer.step(), or before loss.backward()"),
     "set_read": _fixed("call module.requires_grad_(False) to freeze weights, and set group['lr'] of each param_group"),
     "own_parameters": _fixed("give each optimizer the parameters of its own network only, and leave out {where}"),
+    "call_backward": _fixed(
+        "call loss.backward() before optimizer.step(); between the model and the loss, leave out detach(), .data, "
+        ".item(), .numpy() and torch.no_grad()",
+        "loss.backward()",
+    ),
     "call_step": _fixed("call optimizer.step() after loss.backward()", "optimizer.step()"),
     "make_updates": _fixed(
         "find out why optimizer.step() changes nothing: gradients cleared too early, a step that returns at once"

@@ -699,6 +699,13 @@ LOOPS = {
         model=lambda _: mlp(),
         optimizer=lambda model, fixed: with_rate(torch.optim.Adam(model.parameters(), lr=1e-2), 1e-3, fixed=fixed),
     ),
+    "cut-loss": Loop(
+        kind="no-gradient",
+        cause="no-backward",
+        remedy="call_backward",
+        model=lambda _: mlp(),
+        loss=lambda model, x, y, fixed: F.cross_entropy(model(x) if fixed else model(x).detach().requires_grad_(), y),
+    ),
     "late-clipping": Loop(
         kind="learning-rate-too-high",
         cause="clip-after-update",
