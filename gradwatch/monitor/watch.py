@@ -33,6 +33,7 @@ from gradwatch.monitor.row import total_norm
 from gradwatch.monitor.setup.arguments import Arguments, check_arguments
 from gradwatch.monitor.setup.own_sinks import make_sinks
 from gradwatch.monitor.setup.run_directory import OpenRun
+from gradwatch.monitor.setup.watched_optimizers import WatchedOptimizers, warn_if_watched
 from gradwatch.monitor.wiring import build_monitor, inspect, probe_activations
 from gradwatch.paths import user_path
 from gradwatch.pipeline.pipeline import Pipeline
@@ -136,6 +137,7 @@ def watch(
     """
     calls.add()
     given = check_arguments(**locals())
+    warn_if_watched(given.optimizers)
     models = given.models
     if given.is_sharded:
         schedule = replace(schedule, budget=0.0)  # each process would thin by its own clock, at other steps
@@ -184,6 +186,7 @@ def watch(
         accumulate=given.accumulate,
         loss_fn=loss_fn,
         attach=[
+            lambda: [WatchedOptimizers(given.optimizers)],
             functools.partial(AutocastReader(functools.partial(_change_precision, opened)).attach, models),
             *(part.attach for part in (keeper, _rank_reader(opened, models, optimizers, pipeline)) if part),
         ],
