@@ -30,7 +30,7 @@ from gradwatch.probe.gradients.opposed_optimizers import OpposedOptimizers
 from gradwatch.probe.gradients.update_order import UpdateOrder
 from gradwatch.probe.gradients.zero_grad import ZeroGradCheck
 from gradwatch.probe.inert_hook import Removable, takes_hooks
-from gradwatch.probe.inspections import Inspections
+from gradwatch.probe.inspections import HookedInspection, Inspections
 from gradwatch.probe.parameters import list_parameters, named_modules
 from gradwatch.records import ActivationInfo, RunInfo
 from gradwatch.render.own_loop.finding_handler import FindingStop
@@ -145,12 +145,18 @@ def build_monitor(
         )
         _or_none("the search for functional activations", find_functions, pipeline.attempts)
     names = {param: layer.name for param, layer in zip(params, history.info.layers, strict=True)}
-    make_check = functools.partial(ZeroGradCheck, optimizers, pipeline.add_event, names=names)
-    make_left = functools.partial(LeftGradients, optimizers, pipeline.add_event)
     # no call of a loop that moves its weights by hand comes between the backward pass and the update
-    make_order = functools.partial(UpdateOrder, [o for o in optimizers if not isinstance(o, HandUpdates)])
-    make_opposed = functools.partial(OpposedOptimizers, optimizers, params, history.info.layers)
+    ordered = [optimizer for optimizer in optimizers if not isinstance(optimizer, HandUpdates)]
     # deferred to `_or_none`, which disables the inspection if a model does not support it
+    makers: dict[str, Callable[[], HookedInspection]] = {
+        "the check of cleared gradients": functools.partial(ZeroGradCheck, optimizers, pipeline.add_event, names=names),
+        "the check of left gradients": functools.partial(LeftGradients, optimizers, pipeline.add_event),
+        "the order of updates": functools.partial(UpdateOrder, ordered),
+        "the gradients of shared weights": functools.partial(
+            OpposedOptimizers, optimizers, params, history.info.layers
+        ),
+    }
+    made = {part: _or_none(part, make, pipeline.attempts) for part, make in makers.items() if hooked}
     make_facts = functools.partial(
         Inspections,
         models,
@@ -160,10 +166,7 @@ def build_monitor(
         loss_fn=loss_fn,
         readers=activations.readers if activations else (),
         attempts=pipeline.attempts,
-        zero_grad=_or_none("the check of cleared gradients", make_check, pipeline.attempts) if hooked else None,
-        left_gradients=_or_none("the check of left gradients", make_left, pipeline.attempts) if hooked else None,
-        opposed=_or_none("the gradients of shared weights", make_opposed, pipeline.attempts) if hooked else None,
-        order=_or_none("the order of updates", make_order, pipeline.attempts) if hooked else None,
+        hooked_updates={part: inspection for part, inspection in made.items() if inspection},
         known=history.events,
         hooked=hooked,
     )

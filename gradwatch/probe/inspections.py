@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,6 @@ from torch.utils.hooks import RemovableHandle
 from gradwatch.attempts import Attempts
 from gradwatch.events import UNREAD, Observation
 from gradwatch.probe.batches.input_scale import ModelInputs
-from gradwatch.probe.gradients.left_gradients import LeftGradients
-from gradwatch.probe.gradients.opposed_optimizers import OpposedOptimizers
-from gradwatch.probe.gradients.update_order import UpdateOrder
-from gradwatch.probe.gradients.zero_grad import ZeroGradCheck
 from gradwatch.probe.graph.reader import READ_STEPS, LossGraphReader, is_due
 from gradwatch.probe.graph.unregistered import find_empty_groups, find_nothing_to_train
 from gradwatch.probe.graph.weight_means import find_offset_weights
@@ -45,9 +41,20 @@ UNREAD_STEP = 1
 """Step at which a missing autograd graph is reported: at the first step, a loop may have a reason for it."""
 
 MODES = "the modes of modules"
-CLEARING = "the clearing of gradients"
 CLIPPED = "the clipped weights"
 """Names of inspections."""
+
+
+class HookedInspection(Protocol):
+    """Inspects the updates of a training by hooks."""
+
+    def find(self, step: int, /) -> Iterable[Observation]:
+        """Yield what has been found, after an optimizer step."""
+        ...
+
+    def close(self) -> None:
+        """Remove all hooks."""
+        ...
 
 
 @final
@@ -64,10 +71,7 @@ class Inspections:
         optimizers: The optimizers that move them.
         loss_fn: The loss function, or None if unknown.
         readers: Readers of the outputs of whole models.
-        zero_grad: Check that gradients are cleared, or None.
-        left_gradients: Check that no other learner's loss leaves gradients, or None.
-        order: Check of the order of clipping and updates, or None.
-        opposed: Check for optimizers that undo each other, or None.
+        hooked_updates: Inspections of the updates by hooks, by name.
         known: Events already recorded.
         attempts: Counts the failures of each inspection. An exception costs one inspection at one step.
         hooked: Whether hooks inspect modes, inputs and running statistics. A loop that sets training mode for each step
@@ -87,10 +91,7 @@ class Inspections:
         optimizers: Sequence[Optimizer],
         loss_fn: Callable[..., Any] | None = None,
         readers: Iterable[OutputReader] = (),
-        zero_grad: ZeroGradCheck | None = None,
-        left_gradients: LeftGradients | None = None,
-        order: UpdateOrder | None = None,
-        opposed: OpposedOptimizers | None = None,
+        hooked_updates: Mapping[str, HookedInspection] = {},
         known: Iterable[Event] = (),
         attempts: Attempts | None = None,
         hooked: bool = True,
@@ -106,14 +107,28 @@ class Inspections:
         self._draws = RandomDraws(models)
         self._step = 0  # the step in progress, for the hook of the loss function
         self._readers = readers
-        self._zero_grad, self._left_gradients, self._order = zero_grad, left_gradients, order
-        self._opposed = opposed
-        self._moves, self._standstill = OutsideMoves(params, layers), Standstill(params, layers)
-        self._rebuilt, self._clipped = RebuiltOptimizers(params, layers), ClippedWeights(params, layers)
-        self._ignored_rates = IgnoredRates(optimizers)
+        rebuilt, clipped = RebuiltOptimizers(params, layers), ClippedWeights(params, layers)
+        self._updates: dict[str, Callable[[int], Iterable[Observation]]] = {
+            "the weights outside of the optimizer": OutsideMoves(params, layers).find,
+            "the weights of the optimizer": Standstill(params, layers).find,
+            "the optimizers that make the updates": rebuilt.find,
+            CLIPPED: clipped.find,
+            "the attributes of optimizers": IgnoredRates(optimizers).find,
+            **{part: inspection.find for part, inspection in hooked_updates.items()},
+        }
         self._changes = ParameterChanges(models, params, layers, optimizers)
+        self._closing: list[Callable[[], None]] = [
+            self.policy.close,
+            self._functional.close,
+            self._draws.close,
+            rebuilt.close,
+            *(inspection.close for inspection in hooked_updates.values()),
+            *([self._inputs.close] if self._inputs else ()),
+            *([self._outputs.close] if self._outputs else ()),
+            self._modes.close,
+        ]
         # before the first step: later the weights have moved
-        attempts.run(CLIPPED, self._clipped.begin)
+        attempts.run(CLIPPED, clipped.begin)
         initial = [
             *self._find("the identical units", lambda: find_identical_units(params, layers)),
             *self._find("the initial weights", lambda: find_offset_weights(params, layers)),
@@ -163,8 +178,6 @@ class Inspections:
             is_validated: Whether the step has a validation loss.
             is_non_finite: Whether the loss or a gradient is not finite.
         """
-        if self._zero_grad:
-            self._attempts.run(CLEARING, self._zero_grad.check_again, step)
         found: list[Observation] = []
         for reader in self._readers:
             found += self._find(reader.part, partial(reader.find, loss))
@@ -175,13 +188,7 @@ class Inspections:
                 self._draws.close()
         later = [
             *(self._find("the kept graphs", partial(self._outputs.find, loss, step)) if self._outputs else ()),
-            *self._find("the weights outside of the optimizer", partial(self._moves.find, step)),
-            *self._find("the weights of the optimizer", partial(self._standstill.find, step)),
-            *self._find("the optimizers that make the updates", self._rebuilt.find),
-            *self._find(CLIPPED, partial(self._clipped.find, step)),
-            *(self._find("the order of updates", self._order.find) if self._order else ()),
-            *(self._find("the gradients of shared weights", self._opposed.find) if self._opposed else ()),
-            *self._find("the attributes of optimizers", self._ignored_rates.find),
+            *(found for part, find in self._updates.items() for found in self._find(part, partial(find, step))),
             *self._find("the random draws", partial(self._draws.find, step=step, is_validated=is_validated)),
         ]
         found += [observation for observation in later if observation.key not in self._known]
@@ -237,23 +244,8 @@ class Inspections:
     def close(self) -> None:
         """Remove all hooks."""
         self.forget_loss()
-        self.policy.close()
-        self._functional.close()
-        self._draws.close()
-        self._rebuilt.close()
-        if self._zero_grad:
-            self._zero_grad.close()
-        if self._left_gradients:
-            self._left_gradients.close()
-        if self._order:
-            self._order.close()
-        if self._opposed:
-            self._opposed.close()
-        if self._inputs:
-            self._inputs.close()
-        if self._outputs:
-            self._outputs.close()
-        self._modes.close()
+        for close in self._closing:
+            close()
 
     def forget_loss(self) -> None:
         """Remove the hook from the loss function."""

@@ -142,6 +142,10 @@ class LeftGradients:
     def _num_watched(self) -> int:
         return sum(learner.is_watched for learner in self._learners.values())
 
+    def find(self, _step: int, /) -> tuple[()]:
+        """Return no observation: events are noted at their updates."""
+        return ()
+
     def close(self) -> None:
         """Remove all hooks."""
         remove_hooks(self._handles)

@@ -65,7 +65,7 @@ class OpposedOptimizers:
             if id(self._param) in ids and not any(group.get("maximize") for group in optimizer.param_groups):
                 self._handles.append(optimizer.register_step_pre_hook(inert_hook(self._before_update)))
 
-    def find(self) -> Iterator[Observation]:
+    def find(self, _step: int = 0, /) -> Iterator[Observation]:
         """Yield an observation, after a step, for each run of pairs whose values have arrived."""
         while self._sent and self._sent[0].is_ready:
             (cosines_P,) = self._sent.popleft().values()

@@ -59,7 +59,7 @@ class UpdateOrder:
         """Record the factor of the clipping."""
         self._after_clip(params, factor)
 
-    def find(self) -> Iterator[Observation]:
+    def find(self, _step: int = 0, /) -> Iterator[Observation]:
         """Yield each wrong order of an optimizer, after a step, once its first updates are over."""
         for order in [order for order in self._orders if order.is_over]:
             order.close()

@@ -58,18 +58,23 @@ class ZeroGradCheck:
         self._watched = [(optimizer, self._attach(optimizer, since=None)) for optimizer in optimizers]
         self._unheld = self._attach_unheld([optimizer for optimizer, _ in self._watched])
 
-    def check_again(self, step: int) -> None:
-        """Check the next updates of each optimizer after an optimizer step, if its last check is over."""
+    def find(self, step: int, /) -> tuple[()]:
+        """Check the next updates of each optimizer after an optimizer step, if its last check is over.
+
+        Returns:
+            No observation: events are noted at their updates.
+        """
         for one in self._all():
             one.settle()
         if step < self._next:
-            return
+            return ()
         self._next = step + CHECK_EVERY_STEPS
         for optimizer, watched in self._watched:
             # a check continues until its optimizer has made enough updates, however many steps that takes
             if all(one.is_settled for one in watched):
                 _detach(watched)
                 watched[:] = self._attach(optimizer, since=step)
+        return ()
 
     def close(self) -> None:
         """Remove all hooks, and conclude the checks in progress."""

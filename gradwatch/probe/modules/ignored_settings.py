@@ -68,7 +68,7 @@ class IgnoredRates:
         self._optimizers = [each for each in optimizers if type(each).__module__.startswith("torch.optim")]
         self._is_lower = False
 
-    def find(self) -> Iterator[Observation]:
+    def find(self, _step: int = 0, /) -> Iterator[Observation]:
         """Yield an observation, after a step, if an attribute was lower than the rate in use at two steps."""
         for optimizer in self._optimizers:
             for name in RATES:

@@ -53,7 +53,7 @@ class ClippedWeights:
         self._send()
         self._arrived(wait=True)
 
-    def find(self, step: int) -> Iterator[Observation]:
+    def find(self, step: int, /) -> Iterator[Observation]:
         """Yield each run of consecutive weights with many values at a bound.
 
         Args:

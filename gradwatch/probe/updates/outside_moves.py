@@ -42,7 +42,7 @@ class OutsideMoves:
         self._before: dict[int, bytes] = {}
         self._next = 0
 
-    def find(self, step: int) -> Iterator[Observation]:
+    def find(self, step: int, /) -> Iterator[Observation]:
         """Yield each run of consecutive weights that have moved since they were first read.
 
         Args:

@@ -48,7 +48,7 @@ class RebuiltOptimizers:
 
         self._handles.append(register_optimizer_step_pre_hook(inert_hook(before_update)))
 
-    def find(self) -> Iterator[Observation]:
+    def find(self, _step: int = 0, /) -> Iterator[Observation]:
         """Yield an observation, after a step, if each update so far was made by a new optimizer."""
         if self._handles and (self._param is None or self._updates >= MIN_UPDATES):
             self.close()

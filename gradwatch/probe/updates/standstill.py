@@ -38,7 +38,7 @@ class Standstill:
         self._held = len(self._still)
         self._before: dict[int, bytes] | None = None
 
-    def find(self, step: int) -> Iterator[Observation]:
+    def find(self, step: int, /) -> Iterator[Observation]:
         """Yield an observation if most weights have not moved since the start.
 
         Args:
