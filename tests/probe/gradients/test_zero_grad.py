@@ -316,7 +316,7 @@ def watched_hooks(own=False):
     with gradwatch.watch(model, optimizer) as monitor:
         if own:
             model.weight.register_hook(lambda grad: called.append(grad.shape))
-        for _ in range(15):
+        for _ in range(25):
             clears_first(model, optimizer)
             monitor.step(1.0)
             hooks = [None if h is None else len(h) for h in (model.bias._backward_hooks, model.weight._backward_hooks)]
@@ -326,8 +326,8 @@ def watched_hooks(own=False):
 def test_the_hooks_are_gone_between_two_looks_and_so_is_what_calls_them():
     seen = list(watched_hooks())
 
-    assert [seen[step][:2] for step in (0, 9, 10, 13)] == [
-        ([2, 1], 3),  # the check of left gradients has a hook, too
+    assert [seen[step][:2] for step in (0, 19, 20, 23)] == [
+        ([3, 1], 4),  # the checks of left gradients and of the order have hooks, too
         ([None, None], 1),
         ([1, 1], 3),
         ([None, None], 1),
@@ -337,11 +337,11 @@ def test_the_hooks_are_gone_between_two_looks_and_so_is_what_calls_them():
 def test_a_hook_of_the_user_stays_when_ours_go():
     seen = list(watched_hooks(own=True))
 
-    assert [seen[step] for step in (0, 9, 10, 13)] == [
-        ([2, 2], 3, 1),
-        ([None, 1], 1, 10),
-        ([1, 2], 3, 11),
-        ([None, 1], 1, 14),
+    assert [seen[step] for step in (0, 19, 20, 23)] == [
+        ([3, 2], 4, 1),
+        ([None, 1], 1, 20),
+        ([1, 2], 3, 21),
+        ([None, 1], 1, 24),
     ]
 
 
