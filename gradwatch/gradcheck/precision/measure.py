@@ -151,7 +151,7 @@ def _passes(
         return loss, formulas, 1.0
     if not loss.requires_grad:
         raise GradwatchError("precision: the step returned a loss without a graph and ran no backward pass")
-    seed = torch.full_like(loss, scale)
+    seed = torch.full_like(loss, scale, dtype=torch.float32).to(loss.dtype)  # infinite if float16 cannot hold it
     with tracer:
         loss.backward(seed)
     return loss, formulas, scale
