@@ -16,6 +16,7 @@ KINDS = {kind.name for kind in (CLIPPED_LATE, GRADIENTS_REUSED, CLEARED_EARLY)}
 def trained(update, *, build=torch.optim.SGD, steps=40):
     """Train with `update(loss, model, optimizer)`; return the events about the order, and the findings by kind."""
     torch.manual_seed(0)
+    before = [len(listeners._references) for listeners in CLIP_LISTENERS]  # of earlier tests
     model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
     optimizer = build(model.parameters(), lr=0.05)
     with gradwatch.watch(model, optimizer, on_finding=None) as monitor:
@@ -24,7 +25,7 @@ def trained(update, *, build=torch.optim.SGD, steps=40):
             loss = F.cross_entropy(model(x), x[:, :3].argmax(1))
             update(loss, model, optimizer)
             monitor.step(loss)
-    assert not any(listeners._references for listeners in CLIP_LISTENERS), "no listener is left"
+    assert [len(listeners._references) for listeners in CLIP_LISTENERS] == before, "no listener is left"
     assert not any(param._backward_hooks for param in model.parameters()), "no hook is left"
     events = [event for event in monitor.history.events if event.kind in KINDS]
     return events, {finding.kind: finding for finding in monitor.findings()}, monitor.close()
