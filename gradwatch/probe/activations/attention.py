@@ -10,23 +10,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from gradwatch.probe.graph.graph import LAYOUT, Node, operation
-
-FUSED = frozenset(
-    {
-        "ScaledDotProductCudnnAttention",
-        "ScaledDotProductEfficientAttention",
-        "ScaledDotProductFlashAttention",
-        "ScaledDotProductFlashAttentionForCpu",
-        "ScaledDotProductFusedAttentionOverrideable",
-    }
-)
-"""Operations of `scaled_dot_product_attention` in one kernel, which never has the logits in memory."""
+from gradwatch.probe.graph.graph import FUSED_ATTENTIONS, LAYOUT, SOFTMAX, TRANSPOSING, Node, operation
 
 COMPOSED = "SafeSoftmax"
 """Softmax of `scaled_dot_product_attention` if no fused kernel applies; no other function uses it."""
-
-SOFTMAX = frozenset({"Softmax", COMPOSED})
 
 MAX_SAMPLES = 4
 """Maximum number of samples to read of a batch."""
@@ -36,9 +23,6 @@ MAX_QUERIES = 8
 
 MAX_STEPS = 16
 """Maximum number of operations from a softmax to its product: a scale, masks, biases and changes of layout."""
-
-TRANSPOSING = frozenset({"Permute", "T", "Transpose"})
-"""Changes of layout after which the rows of a product may be keys."""
 
 FACTORS = {"Bmm": ("self", "mat2"), "Baddbmm": ("batch1", "batch2")}
 """Names of the factors that a batched product saves."""
@@ -67,14 +51,14 @@ def read_attention(node: Node, saved: Saved) -> Tensor | None:
         The two numbers on the device of the queries, nan if unknown; None if the node computes no attention, or its
         tensors are not in memory.
     """
-    if operation(node) in FUSED:
+    if operation(node) in FUSED_ATTENTIONS:
         return _of_kernel(node, saved)
     return _of_softmax(node, saved) if operation(node) in SOFTMAX else None
 
 
 def queries_and_keys(node: Node, saved: Saved) -> tuple[Node, Node] | None:
     """Return the operations that computed the queries and the keys of an attention, or None for another node."""
-    product = node if operation(node) in FUSED else _product_below(node, saved)[0]
+    product = node if operation(node) in FUSED_ATTENTIONS else _product_below(node, saved)[0]
     operands = [child for child, _ in product.next_functions] if product is not None else []
     # the summand of a fused sum precedes its factors
     query, key = operands[:2] if product is node else operands[-2:] if len(operands) > 1 else (None, None)
@@ -103,7 +87,7 @@ def used_keys(node: Node, saved: Saved) -> Tensor | None:
         node: A softmax, or attention in one kernel.
         saved: Returns what a node saves.
     """
-    if operation(node) not in FUSED:
+    if operation(node) not in FUSED_ATTENTIONS:
         weights = saved(node, "result")
         return None if weights is None or weights.ndim < 3 else weights > 0
     query, key, name = saved(node, "query"), saved(node, "key"), _mask_name(node)

@@ -14,10 +14,22 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from gradwatch.probe.activations.attention import COMPOSED, FUSED, SOFTMAX, read_attention
+from gradwatch.probe.activations.attention import COMPOSED, read_attention
 from gradwatch.probe.activations.routing import Router, count_tokens, find_router, is_sample
 from gradwatch.probe.activations.rules import ActivationRules, rules_of
-from gradwatch.probe.graph.graph import LEAF, LINEAR, NAMES, Node, arguments, is_product, operation, signed, through
+from gradwatch.probe.graph.graph import (
+    FUSED_ATTENTIONS,
+    LEAF,
+    LINEAR,
+    NAMES,
+    SOFTMAX,
+    Node,
+    arguments,
+    is_product,
+    operation,
+    signed,
+    through,
+)
 from gradwatch.probe.nested import tensors_of
 from gradwatch.probe.parameters import Models, named_modules
 from gradwatch.probe.saved_hooks import count_uses, saved_tensor
@@ -37,7 +49,8 @@ MAX_OWNER_NODES = 64
 RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 """Modules with gates that are closed on purpose at times."""
 
-OPERATIONS = FUSED | {
+OPERATIONS = {
+    *FUSED_ATTENTIONS,
     "Clamp",
     "Hardsigmoid",
     "Hardtanh",
@@ -289,7 +302,7 @@ def _follows_a_matrix(node: Node) -> bool:
 
 def _function(name: str, node: Node, users: set[str]) -> FunctionType | None:
     """Return the activation that a node computes, or None."""
-    if name == COMPOSED or name in FUSED:
+    if name == COMPOSED or name in FUSED_ATTENTIONS:
         return _ATTENTION
     if name == "Softmax":
         module = nn.Softmax(signed(node._saved_dim))

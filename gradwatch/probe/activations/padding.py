@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from gradwatch.events import PADDED_INPUT, PADDING_ATTENDED, PADDING_READ, Observation
-from gradwatch.probe.activations.attention import FUSED, SOFTMAX, queries_and_keys, used_keys
+from gradwatch.probe.activations.attention import queries_and_keys, used_keys
 from gradwatch.probe.device.sync import HostTransfer
-from gradwatch.probe.graph.graph import Graph, Node
+from gradwatch.probe.graph.graph import FUSED_ATTENTIONS, SOFTMAX, Graph, Node
 from gradwatch.probe.inert_hook import inert_hook, remove_hooks
 from gradwatch.probe.nested import has_plain_values, tensors_of
 from gradwatch.probe.output_reader import ForwardCall
@@ -182,7 +182,7 @@ class PaddingReader:
 
     def _measure_attentions(self, call: ForwardCall, lookup: Node, tokens_BT: Tensor) -> None:
         graph = call.graph
-        for node in reversed(graph.of(*FUSED, *SOFTMAX)[-MAX_ATTENTIONS:]):
+        for node in reversed(graph.of(*FUSED_ATTENTIONS, *SOFTMAX)[-MAX_ATTENTIONS:]):
             operands = queries_and_keys(node, call.saved)
             is_used = used_keys(node, call.saved) if operands else None
             # the keys of a decoder may come from an encoder, which sees other tokens

@@ -10,11 +10,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradwatch.probe.activations.attention import TRANSPOSING, Saved
+from gradwatch.probe.activations.attention import Saved
 from gradwatch.probe.graph.graph import (
     BATCHED,
     LAYOUT,
     LEAF,
+    TRANSPOSING,
     Node,
     arguments,
     dimension,

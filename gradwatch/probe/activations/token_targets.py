@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from gradwatch.events import SEQUENCE_AXIS, TARGETS_AHEAD, TARGETS_COPIED, TARGETS_VISIBLE, Observation
-from gradwatch.probe.activations.attention import FUSED, SOFTMAX, queries_and_keys, sees_next_position
+from gradwatch.probe.activations.attention import queries_and_keys, sees_next_position
 from gradwatch.probe.device.sync import can_be_read, host_tensor
-from gradwatch.probe.graph.graph import Graph, Node, operation
+from gradwatch.probe.graph.graph import FUSED_ATTENTIONS, SOFTMAX, Graph, Node, operation
 from gradwatch.probe.graph.sequence_axis import layer_along_batch
 from gradwatch.probe.inert_hook import inert_hook, remove_hooks
 from gradwatch.probe.nested import has_plain_values
@@ -219,7 +219,7 @@ class TokenTargets:
         for name, width in self._bidirectional:
             if table is not None and width == table.shape[-1]:
                 return name
-        for node in reversed(graph.of(*FUSED, *SOFTMAX)[-MAX_ATTENTIONS:]):
+        for node in reversed(graph.of(*FUSED_ATTENTIONS, *SOFTMAX)[-MAX_ATTENTIONS:]):
             operands = queries_and_keys(node, call.saved)
             # the keys of a decoder may come from an encoder, which sees other tokens
             if operands is None or not all(lookup in set(graph.below(operand)) for operand in operands):

@@ -53,6 +53,24 @@ LAYOUT = frozenset(
 )
 """Operations that rearrange or convert values without computing new ones."""
 
+TRANSPOSING = frozenset({"Permute", "T", "Transpose"})
+"""Operations that change the order of the axes."""
+
+FUSED_ATTENTIONS = (
+    "ScaledDotProductCudnnAttention",
+    "ScaledDotProductEfficientAttention",
+    "ScaledDotProductFlashAttention",
+    "ScaledDotProductFlashAttentionForCpu",
+    "ScaledDotProductFusedAttentionOverrideable",
+)
+"""Operations of `scaled_dot_product_attention` in one kernel, which never has the logits in memory.
+
+Their results have the shape (samples, heads, steps, features).
+"""
+
+SOFTMAX = ("SafeSoftmax", "Softmax")
+"""Softmax; `SafeSoftmax` is that of `scaled_dot_product_attention` if no fused kernel applies."""
+
 LINEAR = frozenset({"Addmm", "Mm", "Linear", "Convolution"})
 """Products with a matrix. A linear layer has no other operation, except perhaps one that adds the bias."""
 

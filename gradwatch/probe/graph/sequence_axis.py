@@ -13,7 +13,7 @@ from typing import NamedTuple
 from torch.utils.data import DataLoader, default_collate
 
 from gradwatch.events import SEQUENCE_AXIS
-from gradwatch.probe.graph.graph import Graph, Node, operation, shape
+from gradwatch.probe.graph.graph import FUSED_ATTENTIONS, SOFTMAX, Graph, Node, operation, shape
 from gradwatch.probe.graph.loss_rules import GraphMatch
 from gradwatch.probe.objects import live
 
@@ -25,17 +25,6 @@ FUSED_RECURRENCES = (*GPU_RECURRENCES, "MkldnnRnnLayer")
 Those of a GPU keep the shape of the layer, which is (samples, steps, units) with `batch_first=True`. The others are
 transposed before and after.
 """
-
-FUSED_ATTENTIONS = (
-    "ScaledDotProductCudnnAttention",
-    "ScaledDotProductEfficientAttention",
-    "ScaledDotProductFlashAttention",
-    "ScaledDotProductFlashAttentionForCpu",
-)
-"""Attention as one operation, with results of shape (samples, heads, steps, features)."""
-
-PLAIN_ATTENTIONS = ("SafeSoftmax", "Softmax")
-"""Softmax of an attention of a sequence to itself, with results of shape (samples, heads, steps, steps)."""
 
 ROW_LOSSES = ("BinaryCrossEntropy", "BinaryCrossEntropyWithLogits", "HuberLoss", "MseLoss", "NllLoss", "SmoothL1Loss")
 """Losses whose first argument has one row for each sample."""
@@ -77,7 +66,7 @@ def match_sequence_axis(graph: Graph, node: Node) -> GraphMatch | None:
         if not (_are_samples(steps, other=samples) if has_all else rows == steps):
             continue
         # several views of each sample in one batch, which by chance has as many samples as steps
-        if operation(layer) in (*FUSED_ATTENTIONS, *PLAIN_ATTENTIONS) and samples % rows == 0:
+        if operation(layer) in (*FUSED_ATTENTIONS, *SOFTMAX) and samples % rows == 0:
             continue
         if operation(layer) != "Stack" or _is_recurrence(graph, layer):
             return GraphMatch(layer, SEQUENCE_AXIS.observe(values={"rows": steps, "samples": samples}))
@@ -112,7 +101,7 @@ def _layers(graph: Graph, below: Container[Node]) -> Iterator[SequenceSizes]:
             if getattr(node, "_saved_batch_first", False) and operation(node) in GPU_RECURRENCES:
                 steps, samples = samples, steps
             yield SequenceSizes(node, steps, samples)
-    for node in graph.of(*FUSED_ATTENTIONS, *PLAIN_ATTENTIONS):
+    for node in graph.of(*FUSED_ATTENTIONS, *SOFTMAX):
         if node in below and len(shape(node)) == 4:
             samples, _, steps, keys = shape(node)
             if operation(node) in FUSED_ATTENTIONS or steps == keys:

@@ -8,14 +8,11 @@ from operator import mul
 from typing import NamedTuple
 
 from gradwatch.events import MIXED_AXES
-from gradwatch.probe.graph.graph import LINEAR, Graph, Node, dimension, is_leaf, operation, shape
+from gradwatch.probe.graph.graph import LINEAR, TRANSPOSING, Graph, Node, dimension, is_leaf, operation, shape
 from gradwatch.probe.graph.loss_rules import GraphMatch
 
 VIEWS = frozenset({"Flatten", "Reshape", "ReshapeAlias", "Squeeze", "Unflatten", "UnsafeView", "Unsqueeze", "View"})
 """Operations that change the shape and keep the order of the values."""
-
-TURNS = frozenset({"Permute", "T", "Transpose"})
-"""Operations that change the order of the axes."""
 
 ELEMENTWISE = frozenset({"Alias", "Clone", "Contiguous", "Copy", "ToCopy", "Add", "Div", "Mul", "Neg", "Sub"})
 """Operations that keep each value in place if they have one input that is not a constant."""
@@ -73,7 +70,7 @@ def _mixing(graph: Graph, softmax: Node, axis: int) -> tuple[Node, int] | None:
             # several axes, such as all places of a picture, may be what is chosen from
             is_joined, is_torn = found is None, found is None or found < 0
             axis = axis if found is None or is_torn else found
-        elif name in TURNS | VIEWS:
+        elif name in TRANSPOSING | VIEWS:
             # a torn axis has no position before the view; it stays torn, wherever it goes
             axis = axis if is_torn else _before_transpose(node, axis, len(after))
         elif name not in ELEMENTWISE or before != after:  # a broadcast moves values to new axes

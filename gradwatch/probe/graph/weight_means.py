@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gradwatch.events import MATRIX, WEIGHTS_OFFSET, Observation
 from gradwatch.probe.device.sync import to_host
-from gradwatch.probe.graph.graph import LAYOUT, Graph, Node, is_leaf, operation
+from gradwatch.probe.graph.graph import LAYOUT, TRANSPOSING, Graph, Node, is_leaf, operation
 from gradwatch.records import LayerInfo
 
 ONE_SIDED_FRAC = 0.5
@@ -30,8 +30,6 @@ FACTORS = {"Mm": 0, "Addmm": 1, "Bmm": 0, "Baddbmm": 1}
 
 TORCH_MODULES = ("Linear", "Conv", "Embedding", "GRU", "LSTM", "RNN")
 """Modules of torch, in which the type gives the number of inputs."""
-
-TURNS = frozenset({"T", "Transpose", "Permute"})
 
 
 def find_offset_weights(params: Sequence[Tensor], layers: Sequence[LayerInfo]) -> Iterator[Observation]:
@@ -98,6 +96,6 @@ def _leaf(graph: Graph, node: Node | None) -> tuple[Tensor, bool] | None:
     is_turned = False
     while node is not None and operation(node) in LAYOUT:
         inputs = graph.inputs(node)
-        is_turned ^= operation(node) in TURNS
+        is_turned ^= operation(node) in TRANSPOSING
         node = inputs[0] if len(inputs) == 1 else None
     return (node.variable, is_turned) if node is not None and is_leaf(node) else None
