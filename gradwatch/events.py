@@ -385,6 +385,12 @@ RATE_IGNORED = EventKind(
     values={"wanted": "rate of the attribute", "rate": "rate in use"},
     text="the learning rate is still {rate:g}: `optimizer.{attribute} = {wanted:g}` has no effect",
 )
+DRAWS_REPEATED = EventKind(
+    name="draws-repeated",
+    meaning="Many steps in a row began with the same seed, and then drew random numbers.",
+    values={"steps": "steps"},
+    text="{steps:.0f} steps in a row drew the same random numbers, since each called torch.manual_seed({seed})",
+)
 OPTIMIZERS_OPPOSED = EventKind(
     name="optimizers-opposed",
     meaning="Two optimizers hold the same weights, and their gradients are opposed for many updates in a row.",

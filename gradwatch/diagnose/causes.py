@@ -957,6 +957,20 @@ CAUSES: tuple[Cause, ...] = (
         source="google-deepmind/dm_control#34, https://github.com/google-deepmind/dm_control/issues/34",
     ),
     Cause(
+        id="seed-in-the-loop",
+        name="generators seeded at each step",
+        leads={"constant-batch": 40},
+        explains={"overfitting": 3},
+        requires=frozenset({Condition.DRAWS_REPEATED}),
+        because=(
+            "Each step starts the generators from the same state, so dropout drops the same units, and the same noise, "
+            "indices and times come again."
+        ),
+        confirm="Print torch.rand(1) at the start of several steps: it is the same number.",
+        remedies=("seed_once",),
+        source="PyTorch, https://pytorch.org/docs/stable/notes/randomness.html",
+    ),
+    Cause(
         id="workers-alike",
         name="workers that all make the same batches",
         leads={"constant-batch": 20},

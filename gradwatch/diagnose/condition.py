@@ -196,6 +196,9 @@ class Condition(enum.Enum):
     SETTING_IGNORED = enum.auto()
     """The finding is about an attribute that torch does not read."""
 
+    DRAWS_REPEATED = enum.auto()
+    """Each step seeds torch's generators alike."""
+
     OPTIMIZERS_OPPOSED = enum.auto()
     """Two optimizers move the same weights in opposite directions."""
 

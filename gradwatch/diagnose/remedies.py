@@ -236,6 +236,7 @@ KNOWN: dict[str, Build] = {
     "step_once": _fixed("call optimizer.step() once after each backward pass, or once per group of micro-batches"),
     "clear_later": _fixed("call optimizer.zero_grad() after optimizer.step(), or before loss.backward()"),
     "set_read": _fixed("call module.requires_grad_(False) to freeze weights, and set group['lr'] of each param_group"),
+    "seed_once": _fixed("call torch.manual_seed once, before the loop"),
     "own_parameters": _fixed("give each optimizer the parameters of its own network only, and leave out {where}"),
     "call_backward": _fixed(
         "call loss.backward() before optimizer.step(); between the model and the loss, leave out detach(), .data, "

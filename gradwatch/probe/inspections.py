@@ -24,6 +24,7 @@ from gradwatch.probe.modules.identical_units import find_identical_units
 from gradwatch.probe.modules.ignored_settings import IgnoredRates, find_ignored_freezes
 from gradwatch.probe.modules.loaded_weights import find_failed_loads
 from gradwatch.probe.modules.random_draws import RandomDraws
+from gradwatch.probe.modules.repeated_draws import RepeatedDraws
 from gradwatch.probe.modules.train_eval_modes import TrainEvalModes
 from gradwatch.probe.output_reader import OutputReader
 from gradwatch.probe.parameters import Models
@@ -104,7 +105,7 @@ class Inspections:
         self._inputs = ModelInputs(models) if hooked else None
         self._outputs = OutputGraphs(models) if hooked else None
         self._functional = FunctionalCalls(models, list(models.values()) if isinstance(models, Mapping) else [models])
-        self._draws = RandomDraws(models)
+        self._draws, repeated = RandomDraws(models), RepeatedDraws(params, layers)
         self._step = 0  # the step in progress, for the hook of the loss function
         self._readers = readers
         rebuilt, clipped = RebuiltOptimizers(params, layers), ClippedWeights(params, layers)
@@ -114,6 +115,7 @@ class Inspections:
             "the optimizers that make the updates": rebuilt.find,
             CLIPPED: clipped.find,
             "the attributes of optimizers": IgnoredRates(optimizers).find,
+            "the seeds of steps": repeated.find,
             **{part: inspection.find for part, inspection in hooked_updates.items()},
         }
         self._changes = ParameterChanges(models, params, layers, optimizers)
@@ -121,6 +123,7 @@ class Inspections:
             self.policy.close,
             self._functional.close,
             self._draws.close,
+            repeated.close,
             rebuilt.close,
             *(inspection.close for inspection in hooked_updates.values()),
             *([self._inputs.close] if self._inputs else ()),

@@ -143,6 +143,16 @@ def with_rate(optimizer, rate, *, fixed):
     return optimizer
 
 
+BATCHES = [(x, x[:, :4].argmax(1)) for x in torch.randn(60, 32, 8, generator=torch.Generator().manual_seed(0))]
+
+
+def seeded(step, fixed):
+    """Return one of many batches, after seeding the generators."""
+    if not fixed:
+        torch.manual_seed(0)
+    return BATCHES[step]
+
+
 class Again:
     """Makes each update twice."""
 
@@ -740,6 +750,13 @@ LOOPS = {
         remedy="inspect_inputs",
         model=lambda _: mlp(),
         batch=lambda step, fixed: batch_of(step, fixed) if fixed else (torch.zeros(32, 8), torch.arange(32) % 4),
+    ),
+    "seeded": Loop(
+        kind="constant-batch",
+        cause="seed-in-the-loop",
+        remedy="seed_once",
+        model=lambda _: nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 4)),
+        batch=seeded,
     ),
     "memories": Loop(
         kind="constant-batch",

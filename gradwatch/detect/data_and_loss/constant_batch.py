@@ -18,10 +18,12 @@ from gradwatch.detect.data_and_loss.constant_batch_rules.alike_samples import (
 from gradwatch.detect.data_and_loss.constant_batch_rules.batch_origin import LBFGS
 from gradwatch.detect.data_and_loss.constant_batch_rules.examples import make_alike, make_batches
 from gradwatch.detect.data_and_loss.constant_batch_rules.repeated_batch import find_repeated_batch
+from gradwatch.detect.data_and_loss.constant_batch_rules.repeated_draws import find_repeated_draws
 from gradwatch.detect.data_and_loss.constant_batch_rules.worker_copies import find_worker_copies
 from gradwatch.detect.features.finding import Sign, findings_of
 from gradwatch.events import (
     BATCH_ALIKE,
+    DRAWS_REPEATED,
     INPUTS_ALIKE,
     LABELS_EQUAL,
     PART_BATCH,
@@ -41,7 +43,8 @@ EQUAL_RUN = "batch.equal_run"
 class ConstantBatch:
     """The same batch at every step.
 
-    What it measures: a hash of the inputs of each step, and the distances between the samples of the first steps.
+    What it measures: a hash of the inputs of each step, the distances between the samples of the first steps, and the
+    seeds of steps.
 
     Why it matters: the model memorizes one batch. The loss falls quickly and means nothing.
 
@@ -53,7 +56,7 @@ class ConstantBatch:
     When it is wrong: a deliberate test that the model overfits one batch. Augmentation after the batch was passed to
     `monitor.step` is not seen.
 
-    When it is withdrawn: `others` different batches arrived after a finding of (1). (2) to (5) are never withdrawn.
+    When it is withdrawn: `others` different batches arrived after a finding of (1). (2) to (6) are never withdrawn.
 
     How it is detected: (1) The same hash comes many times in a row. (2) The samples of steps 0, 1, 8, 10, 20 and 30 are
     the same, in another order or with noise: each is far nearer to one in the first batch than two samples of a batch
@@ -61,13 +64,15 @@ class ConstantBatch:
     batch are equal, too, the inputs have no content. (3) All labels of the first sampled steps are one of three or more
     classes. (4) All samples of each of those batches are the same, while the batches differ, as memories of an
     environment do that are all the same array. (5) Each batch comes as often in a row as a DataLoader has workers,
-    every time as another tensor. Full-batch training is not a mistake, so (1) and (2) are warnings only if there is
-    more data: other batches came before; a DataLoader gives several batches of this size; a batch that is made at each
-    step is in a larger tensor; or it is made at each step, and the loop keeps nothing of its length. Otherwise they are
-    info, as with L-BFGS, which needs the same batch at every step, and with points at which a differential equation
-    must hold: the loss has derivatives by up to `coordinates` numbers. Reinforcement learning goes over a collection
-    many times: a tensor that is passed again must come `held` or `longest` times, and a batch after others `again`
-    times as often as each. New samples next to copies of others come from a replay buffer that fills.
+    every time as another tensor. (6) Each of 16 steps in a row calls `torch.manual_seed` with the same seed and then
+    draws random numbers, such as indices, noise or the masks of dropout. Full-batch training is not a mistake, so (1)
+    and (2) are warnings only if there is more data: other batches came before; a DataLoader gives several batches of
+    this size; a batch that is made at each step is in a larger tensor; or it is made at each step, and the loop keeps
+    nothing of its length. Otherwise they are info, as with L-BFGS, which needs the same batch at every step, and with
+    points at which a differential equation must hold: the loss has derivatives by up to `coordinates` numbers.
+    Reinforcement learning goes over a collection many times: a tensor that is passed again must come `held` or
+    `longest` times, and a batch after others `again` times as often as each. New samples next to copies of others come
+    from a replay buffer that fills.
 
     Source: pytorch/pytorch#1917, `next(iter(loader))`, https://github.com/pytorch/pytorch/issues/1917.
 
@@ -103,6 +108,7 @@ class ConstantBatch:
 
     def _signs(self, history: History) -> Iterator[Sign | None]:
         """Yield the observation of each mechanism, in a fixed order."""
+        yield from find_repeated_draws(history)
         equal = list(find_equal_samples(history))
         yield from equal
         if equal:
@@ -143,6 +149,8 @@ class ConstantBatch:
         yield Example("the first of many collections", make_batches([0] * 11, TENSOR_HELD, PART_BATCH))
         above = make_batches([0] * 16, TENSOR_HELD, PART_BATCH)
         yield Example("a batch that is drawn from a DataLoader before the loop", above, (None,))
+        drawn = Synthetic(steps=40).add_event(DRAWS_REPEATED, text="drew the same", values={"steps": 16.0})
+        yield Example("each step seeds the generators alike", drawn.history(), (None,))
         table = make_batches([0] * 100, TENSOR_HELD)
         yield Example("a table at every step: for information", table, (None,))
         yield Example("one batch, and nothing shows more data: for information", make_batches([0] * 40), (None,))
