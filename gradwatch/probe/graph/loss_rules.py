@@ -151,8 +151,10 @@ def _nll(graph: Graph, node: Node) -> GraphMatch | None:
     if _is_linear(graph, made_by):
         return GraphMatch(node, SCORES.observe())
     softmax = _softmax_of(graph, made_by)
-    if softmax is not None and _goes_over_samples(softmax):
-        return GraphMatch(softmax, SOFTMAX_OVER_BATCH.observe(values={"samples": shape(softmax)[0]}))
+    # a cross entropy normalizes what another softmax may have normalized before
+    for each in (softmax, softmax and _softmax_of(graph, graph.through(graph.first(softmax)))):
+        if each is not None and _goes_over_samples(each):
+            return GraphMatch(each, SOFTMAX_OVER_BATCH.observe(values={"samples": shape(each)[0]}))
     return None
 
 

@@ -285,6 +285,8 @@ def test_raw_scores_of_a_recurrent_layer_are_found():
 
 def test_a_log_softmax_over_the_batch_is_found_at_the_likelihood():
     assert read(mlp(), lambda m: F.nll_loss(m(X).log_softmax(0), CLASSES))[0] == {("over-batch", "2")}
+    assert read(mlp(), lambda m: F.cross_entropy(m(X).log_softmax(0), CLASSES))[0] == {("over-batch", "2")}
+    assert read(mlp(), lambda m: F.cross_entropy(m(X).log_softmax(1), CLASSES))[0] == set()
     assert read(mlp(), lambda m: F.nll_loss((m(X).softmax(-2) + 1e-9).log(), CLASSES))[0] >= {("over-batch", "2")}
     assert read(mlp(), lambda m: F.nll_loss(m(X).log_softmax(-1), CLASSES))[0] == set()
     assert read(mlp(), lambda m: F.nll_loss(m(X[0]).log_softmax(0), CLASSES[0]))[0] == set()  # one sample, no batch
