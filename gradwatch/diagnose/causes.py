@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import final
 
-from gradwatch.diagnose.condition import Condition, Fact, RankCondition
+from gradwatch.diagnose.condition import Condition, DataCondition, Fact, RankCondition
 
 
 @final
@@ -262,7 +262,7 @@ CAUSES: tuple[Cause, ...] = (
         leads={"exploding-gradient": 6},
         explains={"poor-initialization": 3, "learning-rate-too-high": 1.5, "loss-plateau": 1.5, "non-finite": 2},
         requires=frozenset({Condition.BACKWARD_GAIN}),
-        conditions={Condition.LARGE_INPUTS: 0.1, Condition.AMPLIFIED: 4},
+        conditions={DataCondition.LARGE_INPUTS: 0.1, Condition.AMPLIFIED: 4},
         because=(
             "Backpropagation amplifies the gradient because each layer sums many values without dividing by their "
             "number."
@@ -490,7 +490,7 @@ CAUSES: tuple[Cause, ...] = (
             Condition.CALM: 3,
             Condition.SINGULAR_FORMULA: 4,
             Condition.STEEP: 0.3,
-            Condition.BAD_BATCH: 0.2,
+            DataCondition.BAD_BATCH: 0.2,
             Condition.AT_FIRST_STEP: 0.5,
             Condition.RATE_JUMPED: 0.5,
         },
@@ -538,8 +538,8 @@ CAUSES: tuple[Cause, ...] = (
         leads={"non-finite": 1},
         excludes=frozenset({Condition.EMPTY_MEAN}),
         conditions={
-            Condition.BAD_BATCH: 20,
-            Condition.GOOD_BATCH: 0.3,
+            DataCondition.BAD_BATCH: 20,
+            DataCondition.GOOD_BATCH: 0.3,
             Condition.FINITE_LOSS: 0.1,
             Condition.AT_FIRST_STEP: 8,
             Condition.CALM: 1.5,
@@ -616,8 +616,8 @@ CAUSES: tuple[Cause, ...] = (
             "dead-layer": 1.5,
         },
         conditions={
-            Condition.LARGE_INPUTS: 10,
-            Condition.USUAL_INPUTS: 0.3,
+            DataCondition.LARGE_INPUTS: 10,
+            DataCondition.USUAL_INPUTS: 0.3,
             Condition.RATE_JUMPED: 0.1,
             Condition.RATE_RISING: 0.1,
             Condition.AT_START: 2,
@@ -635,7 +635,7 @@ CAUSES: tuple[Cause, ...] = (
         name="targets outside the range of the output activation",
         leads={"saturated-activation": 6, "loss-plateau": 20},
         explains={"dead-relu": 8, "dead-layer": 1.5, "no-gradient": 1.5, "rising-sparsity": 1.5},
-        requires=frozenset({Condition.TARGETS_OUT_OF_RANGE}),
+        requires=frozenset({DataCondition.TARGETS_OUT_OF_RANGE}),
         because=(
             "tanh ranges from -1 to 1, a sigmoid from 0 to 1, and a ReLU starts at 0: targets outside that range keep "
             "the activation saturated."
@@ -692,7 +692,7 @@ CAUSES: tuple[Cause, ...] = (
         leads={"saturated-activation": 3},
         explains={"dead-layer": 2, "layer-imbalance": 2, "vanishing-gradient": 2, "loss-plateau": 1.5},
         requires=frozenset({Condition.SOFTMAX}),
-        conditions={Condition.AT_START: 2, Condition.LARGE_INPUTS: 0.1},
+        conditions={Condition.AT_START: 2, DataCondition.LARGE_INPUTS: 0.1},
         because=(
             "The softmax picks one entry and saturates. A dot product over d dimensions has a standard deviation of "
             "sqrt(d) unless it is divided by sqrt(d), and a larger one if queries and keys are larger than 1."
@@ -933,7 +933,7 @@ CAUSES: tuple[Cause, ...] = (
         name="inputs without content",
         leads={"constant-batch": 20},
         explains={"no-gradient": 5, "dead-layer": 5, "loss-plateau": 5},
-        requires=frozenset({Condition.EQUAL_SAMPLES}),
+        requires=frozenset({DataCondition.EQUAL_SAMPLES}),
         because=(
             "A step between the files and the model removes the content: an integer division, a second "
             "normalization, a tokenizer that knows none of the words."
@@ -947,7 +947,7 @@ CAUSES: tuple[Cause, ...] = (
         name="samples that share one array",
         leads={"constant-batch": 20},
         explains={"loss-plateau": 3, "vanishing-gradient": 1.5},
-        requires=frozenset({Condition.COPIED_SAMPLES}),
+        requires=frozenset({DataCondition.COPIED_SAMPLES}),
         because=(
             "What is kept of each sample is the same array or tensor, which changes later: an environment that writes "
             "all of its observations to one array, or a buffer that is filled again."
@@ -975,7 +975,7 @@ CAUSES: tuple[Cause, ...] = (
         name="workers that all make the same batches",
         leads={"constant-batch": 20},
         explains={"overfitting": 3},
-        requires=frozenset({Condition.WORKER_COPIES}),
+        requires=frozenset({DataCondition.WORKER_COPIES}),
         because=(
             "Each worker has its own copy of the data set. If a stream is not split among them, or all of them seed "
             "their generator alike, each makes the same samples."
@@ -989,7 +989,7 @@ CAUSES: tuple[Cause, ...] = (
         name="labels of a single class",
         leads={"constant-batch": 20},
         explains={"loss-plateau": 1.5, "vanishing-gradient": 2},
-        requires=frozenset({Condition.LABELS_EQUAL}),
+        requires=frozenset({DataCondition.LABELS_EQUAL}),
         because=(
             "The model only has to give the same answer for every input. Usual reasons: the wrong column is read, an "
             "integer division, data sorted by class."
@@ -1003,7 +1003,12 @@ CAUSES: tuple[Cause, ...] = (
         name="same batch at every step",
         leads={"constant-batch": 10},
         excludes=frozenset(
-            {Condition.EQUAL_SAMPLES, Condition.COPIED_SAMPLES, Condition.LABELS_EQUAL, Condition.WORKER_COPIES}
+            {
+                DataCondition.EQUAL_SAMPLES,
+                DataCondition.COPIED_SAMPLES,
+                DataCondition.LABELS_EQUAL,
+                DataCondition.WORKER_COPIES,
+            }
         ),
         explains={"overfitting": 5, "loss-plateau": 1.5, "vanishing-gradient": 1.2},
         because=(
@@ -1051,7 +1056,7 @@ CAUSES: tuple[Cause, ...] = (
         id="target-shared",
         name="one target for all samples of a batch",
         leads={"loss-plateau": 20},
-        requires=frozenset({Condition.TARGETS_SHARED}),
+        requires=frozenset({DataCondition.TARGETS_SHARED}),
         because="Every output is compared with the same target, which its own input does not determine.",
         confirm="Print the targets just before the loss: they must differ within a batch.",
         remedies=("own_targets",),
@@ -1062,7 +1067,7 @@ CAUSES: tuple[Cause, ...] = (
         name="sequence layer that runs along the batch",
         leads={"loss-plateau": 20},
         explains={"overfitting": 1.5},
-        requires=frozenset({Condition.SEQUENCE_AXIS}),
+        requires=frozenset({DataCondition.SEQUENCE_AXIS}),
         because=(
             "Without `batch_first=True`, sequence layers expect the steps in the first dimension. This layer mixes "
             "the samples of a batch, and sees nothing of the order within a sequence."
@@ -1075,7 +1080,7 @@ CAUSES: tuple[Cause, ...] = (
         id="labels-too-far-ahead",
         name="labels that are shifted twice",
         leads={"loss-plateau": 20},
-        requires=frozenset({Condition.TARGETS_AHEAD}),
+        requires=frozenset({DataCondition.TARGETS_AHEAD}),
         because=(
             "The data set shifts the labels by one token, and the model or the loss shifts them again. So the model "
             "learns to predict the token after the next one, which is harder and of no use."
@@ -1089,7 +1094,7 @@ CAUSES: tuple[Cause, ...] = (
         name="model that reads the padding of its sequences",
         leads={"vanishing-gradient": 20},
         explains={"dead-layer": 8, "loss-plateau": 8, "rising-sparsity": 2},
-        requires=frozenset({Condition.PADDING_READ}),
+        requires=frozenset({DataCondition.PADDING_READ}),
         because=(
             "The model uses the output at the end of the padding, where a recurrent layer has forgotten the tokens. So "
             "almost no gradient reaches them."
@@ -1104,7 +1109,7 @@ CAUSES: tuple[Cause, ...] = (
         name="inverted attention mask",
         leads={"loss-plateau": 20},
         explains={"attention-collapse": 3, "vanishing-gradient": 1.5, "dead-layer": 1.5},
-        requires=frozenset({Condition.PADDING_ATTENDED}),
+        requires=frozenset({DataCondition.PADDING_ATTENDED}),
         because=(
             "Each position sees nothing but padding. In `key_padding_mask`, True hides a key; in the `attn_mask` of "
             "`scaled_dot_product_attention`, True shows it."
@@ -1118,7 +1123,7 @@ CAUSES: tuple[Cause, ...] = (
         id="no-causal-mask",
         name="positions that see later tokens",
         leads={"target-leakage": 20},
-        excludes=frozenset({Condition.TARGETS_COPIED}),
+        excludes=frozenset({DataCondition.TARGETS_COPIED}),
         because="The label of each position is an input of the model, so the model only has to copy it.",
         confirm="Change the last input token: the scores of all earlier positions must stay the same.",
         remedies=("causal_mask",),
@@ -1128,7 +1133,7 @@ CAUSES: tuple[Cause, ...] = (
         id="labels-as-inputs",
         name="inputs that are the labels",
         leads={"target-leakage": 20},
-        requires=frozenset({Condition.TARGETS_COPIED}),
+        requires=frozenset({DataCondition.TARGETS_COPIED}),
         because=(
             "A decoder must get the labels shifted by one position, and an encoder must not see the tokens that it "
             "has to predict. Here, the model only has to copy its input."

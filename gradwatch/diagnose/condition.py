@@ -103,12 +103,6 @@ class Condition(enum.Enum):
     ZERO_GRADIENT = enum.auto()
     """The gradient is zero, not None."""
 
-    LARGE_INPUTS = enum.auto()
-    """The gradients of the layer, or of the first layer for a backward gain, show inputs far larger than 1."""
-
-    USUAL_INPUTS = enum.auto()
-    """The gradients of the layer, or of the first layer for a backward gain, show inputs of usual size."""
-
     NONE_GRADIENT = enum.auto()
     """The gradient is None: a factor of zero would give zero."""
 
@@ -157,29 +151,8 @@ class Condition(enum.Enum):
     SHRUNK_WEIGHTS = enum.auto()
     """Half of the weight matrices have shrunk to a small part of their first norms, or only shrink."""
 
-    SEQUENCE_AXIS = enum.auto()
-    """The autograd graph shows a layer that mistakes the samples of a batch for the steps of a sequence."""
-
-    TARGETS_AHEAD = enum.auto()
-    """The labels of a language model are more than one token ahead of its inputs."""
-
-    EQUAL_SAMPLES = enum.auto()
-    """All samples of a batch are the same."""
-
-    COPIED_SAMPLES = enum.auto()
-    """All samples of a batch are the same, while the batches differ."""
-
-    WORKER_COPIES = enum.auto()
-    """Each worker of a DataLoader makes the same batches."""
-
     OUTPUTS_AVERAGED = enum.auto()
     """The loss depends on the mean of the outputs of a batch alone."""
-
-    TARGETS_SHARED = enum.auto()
-    """All samples of a batch have the same target."""
-
-    LABELS_EQUAL = enum.auto()
-    """All labels that were read are one class."""
 
     OPTIMIZER_REBUILT = enum.auto()
     """Each update was made by a new optimizer."""
@@ -214,18 +187,6 @@ class Condition(enum.Enum):
     NEVER_STEPPED = enum.auto()
     """No optimizer has made a step, and most weights have not moved."""
 
-    TARGETS_COPIED = enum.auto()
-    """The labels are tokens of the input, in their own places."""
-
-    TARGETS_OUT_OF_RANGE = enum.auto()
-    """The last activation saturates, or cannot give some targets of a squared error."""
-
-    PADDING_READ = enum.auto()
-    """The gradient of padding is larger than that of the rest of a sequence."""
-
-    PADDING_ATTENDED = enum.auto()
-    """The mask of an attention hides the tokens and shows the padding."""
-
     SINGULAR_FORMULA = enum.auto()
     """The autograd graph contains a formula near its singular point."""
 
@@ -253,11 +214,54 @@ class Condition(enum.Enum):
     ENTROPY_ADDED = enum.auto()
     """The finding concerns a policy with an entropy that its loss adds."""
 
-    BAD_BATCH = enum.auto()
-    """The inputs of a loss that was not finite contain NaN or Inf."""
-
     FINITE_LOSS = enum.auto()
     """The loss was finite at the step of the finding: NaN in the data would have reached it."""
+
+
+class DataCondition(enum.Enum):
+    """A fact about the batches of a run, their samples, labels and padding."""
+
+    LARGE_INPUTS = enum.auto()
+    """The gradients of the layer, or of the first layer for a backward gain, show inputs far larger than 1."""
+
+    USUAL_INPUTS = enum.auto()
+    """The gradients of the layer, or of the first layer for a backward gain, show inputs of usual size."""
+
+    SEQUENCE_AXIS = enum.auto()
+    """The autograd graph shows a layer that mistakes the samples of a batch for the steps of a sequence."""
+
+    TARGETS_AHEAD = enum.auto()
+    """The labels of a language model are more than one token ahead of its inputs."""
+
+    EQUAL_SAMPLES = enum.auto()
+    """All samples of a batch are the same."""
+
+    COPIED_SAMPLES = enum.auto()
+    """All samples of a batch are the same, while the batches differ."""
+
+    WORKER_COPIES = enum.auto()
+    """Each worker of a DataLoader makes the same batches."""
+
+    TARGETS_SHARED = enum.auto()
+    """All samples of a batch have the same target."""
+
+    LABELS_EQUAL = enum.auto()
+    """All labels that were read are one class."""
+
+    TARGETS_COPIED = enum.auto()
+    """The labels are tokens of the input, in their own places."""
+
+    TARGETS_OUT_OF_RANGE = enum.auto()
+    """The last activation saturates, or cannot give some targets of a squared error."""
+
+    PADDING_READ = enum.auto()
+    """The gradient of padding is larger than that of the rest of a sequence."""
+
+    PADDING_ATTENDED = enum.auto()
+    """The mask of an attention hides the tokens and shows the padding."""
+
+    BAD_BATCH = enum.auto()
+    """The inputs of a loss that was not finite contain NaN or Inf."""
 
     GOOD_BATCH = enum.auto()
     """The inputs of a loss that was not finite are finite."""
@@ -294,4 +298,4 @@ class RankCondition(enum.Enum):
     """Several ranks draw the same random numbers."""
 
 
-Fact: TypeAlias = Condition | RankCondition
+Fact: TypeAlias = Condition | DataCondition | RankCondition

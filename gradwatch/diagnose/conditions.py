@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from gradwatch.diagnose.condition import Condition, Fact, RankCondition
+from gradwatch.diagnose.condition import Condition, DataCondition, Fact, RankCondition
 from gradwatch.diagnose.gradient_noise import noise_scale
 from gradwatch.diagnose.graph_notes import layers_of
 from gradwatch.diagnose.run_numbers import (
@@ -145,8 +145,8 @@ def _of_layer(history: History, leading: Finding) -> dict[Fact, bool]:
     is_beyond = TARGETS_UNREACHABLE.name in kinds
     is_bias = bool(affected) and all(len(layer.shape) == 1 for layer in affected)
     return {
-        Condition.LARGE_INPUTS: input_size > LARGE_INPUT,
-        Condition.USUAL_INPUTS: input_size < USUAL_INPUT,
+        DataCondition.LARGE_INPUTS: input_size > LARGE_INPUT,
+        DataCondition.USUAL_INPUTS: input_size < USUAL_INPUT,
         Condition.WHOLE_RUN: leading.layer is None,
         Condition.SOFTMAX: is_softmax,
         # `all` of no tensor is True
@@ -155,7 +155,7 @@ def _of_layer(history: History, leading: Finding) -> dict[Fact, bool]:
         Condition.STATE_WEIGHTS: bool(affected) and all(_multiplies_state(layer) for layer in affected),
         Condition.IN_OPTIMIZER: any(layer.group is not None for layer in affected),
         Condition.LAST_ACTIVATION: is_last,
-        Condition.TARGETS_OUT_OF_RANGE: is_beyond or (is_last and leading.kind == "saturated-activation"),
+        DataCondition.TARGETS_OUT_OF_RANGE: is_beyond or (is_last and leading.kind == "saturated-activation"),
     }
 
 
@@ -167,9 +167,9 @@ def _of_evidence(leading: Finding) -> dict[Fact, bool]:
         Condition.NONE_GRADIENT: evidence.get("grad.is_none") == 1,
         Condition.WAVES: evidence.get("grad_norm.autocorrelation", 0.0) > 0 or "batch.one_sided" in evidence,
         Condition.NOT_LOADED: "load.unmatched" in evidence,
-        Condition.EQUAL_SAMPLES: "batch.equal_samples" in evidence,
-        Condition.COPIED_SAMPLES: "batch.copied_samples" in evidence,
-        Condition.WORKER_COPIES: "batch.workers" in evidence,
+        DataCondition.EQUAL_SAMPLES: "batch.equal_samples" in evidence,
+        DataCondition.COPIED_SAMPLES: "batch.copied_samples" in evidence,
+        DataCondition.WORKER_COPIES: "batch.workers" in evidence,
         Condition.BACKWARD_GAIN: "backward.gain_decades" in evidence,
         Condition.CLIMBING_LOSS: "loss.climb" in evidence,
         Condition.SHRUNK_WEIGHTS: "weight.l2.shrunk_decades" in evidence or "update.inward" in evidence,
@@ -232,11 +232,11 @@ def _of_events(history: History, leading: Finding) -> dict[Fact, bool]:
     evidence = {q.key for finding in history.findings for q in finding.evidence}
     return {
         Condition.BROADCAST: bool(kinds & {BROADCAST.name, POOLED.name}),
-        Condition.SEQUENCE_AXIS: SEQUENCE_AXIS.name in kinds,
-        Condition.TARGETS_AHEAD: TARGETS_AHEAD.name in kinds,
+        DataCondition.SEQUENCE_AXIS: SEQUENCE_AXIS.name in kinds,
+        DataCondition.TARGETS_AHEAD: TARGETS_AHEAD.name in kinds,
         Condition.OUTPUTS_AVERAGED: OUTPUTS_AVERAGED.name in kinds,
-        Condition.TARGETS_SHARED: TARGETS_SHARED.name in kinds,
-        Condition.LABELS_EQUAL: LABELS_EQUAL.name in kinds,
+        DataCondition.TARGETS_SHARED: TARGETS_SHARED.name in kinds,
+        DataCondition.LABELS_EQUAL: LABELS_EQUAL.name in kinds,
         Condition.OPTIMIZER_REBUILT: OPTIMIZER_REBUILT.name in kinds,
         Condition.SETTING_IGNORED: bool(kinds & {FREEZE_IGNORED.name, RATE_IGNORED.name}),
         Condition.DRAWS_REPEATED: DRAWS_REPEATED.name in kinds,
@@ -246,10 +246,10 @@ def _of_events(history: History, leading: Finding) -> dict[Fact, bool]:
         Condition.CLEARED_EARLY: CLEARED_EARLY.name in kinds,
         Condition.UPDATES_ENDED: "updates.ended" in evidence,
         Condition.NEVER_STEPPED: WEIGHTS_STILL.name in kinds,
-        Condition.TARGETS_COPIED: TARGETS_COPIED.name in kinds,
-        Condition.PADDING_READ: "padding.fall_decades" in evidence,
+        DataCondition.TARGETS_COPIED: TARGETS_COPIED.name in kinds,
+        DataCondition.PADDING_READ: "padding.fall_decades" in evidence,
         Condition.UNUSED_LATENT: "latent.nats" in evidence,
-        Condition.PADDING_ATTENDED: PADDING_ATTENDED.name in kinds,
+        DataCondition.PADDING_ATTENDED: PADDING_ATTENDED.name in kinds,
         Condition.SINGULAR_FORMULA: bool(kinds & {SINGULAR.name, LOG_OF_SOFTMAX.name}),
         Condition.CONSTANT_OUTPUT: is_constant,
         Condition.UNMOVED: leading.layer is None or (is_constant and is_zero),
@@ -262,8 +262,8 @@ def _of_events(history: History, leading: Finding) -> dict[Fact, bool]:
         RankCondition.INPUTS_BAD: any(
             event.values["inputs"] == 1 for event in history.events if event.kind == RANK_LOSS_NONFINITE.name
         ),
-        Condition.BAD_BATCH: BATCH_NONFINITE.name in kinds,
-        Condition.GOOD_BATCH: BATCH_FINITE.name in kinds,
+        DataCondition.BAD_BATCH: BATCH_NONFINITE.name in kinds,
+        DataCondition.GOOD_BATCH: BATCH_FINITE.name in kinds,
     }
 
 

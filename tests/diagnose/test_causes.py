@@ -4,7 +4,7 @@ import pytest
 
 from gradwatch.detect import detectors
 from gradwatch.diagnose.causes import CAUSES
-from gradwatch.diagnose.condition import Condition, RankCondition
+from gradwatch.diagnose.condition import Condition, DataCondition, RankCondition
 from gradwatch.diagnose.remedies import KNOWN
 
 KINDS = {d.kind for d in detectors()}
@@ -39,7 +39,7 @@ def test_odds_are_positive_and_explaining_more_never_makes_less_sure(cause):
 def test_ids_are_unique_and_every_condition_is_used():
     assert len({c.id for c in CAUSES}) == len(CAUSES)
     used = {condition for c in CAUSES for condition in (*c.requires, *c.excludes, *c.conditions)}
-    assert used == {*Condition, *RankCondition}
+    assert used == {*Condition, *DataCondition, *RankCondition}
 
 
 def test_names_are_unique_and_every_remedy_is_used():
