@@ -170,9 +170,7 @@ def watch(
     if activations and opened.is_continued:
         activations.expect(opened.history.info.activations)
     sink, stop = make_sink(None if on_finding == "print" and info.rank else on_finding, opened.directory)
-    keeper = _keeper(
-        record, opened.directory, models, optimizers=optimizers, scaler=scaler, is_sharded=given.is_sharded
-    )
+    keeper = _keeper(record, opened.directory, given, optimizers=optimizers, scaler=scaler)
     pipeline = _pipeline(opened, given, [sink] if sink else [])
     monitor = build_monitor(
         params,
@@ -268,21 +266,20 @@ def _rank_reader(
 def _keeper(
     record: bool | StepRecord,
     directory: Path | None,
-    models: Mapping[str, nn.Module],
+    given: Arguments,
     *,
     optimizers: Sequence[torch.optim.Optimizer],
     scaler: torch.amp.GradScaler | None,
-    is_sharded: bool,
 ) -> StepSnapshotter | None:
     """Return the recorder of the state before each step, or None if `record` is off or nothing can be written."""
     if not record or not directory:
         return None
-    if is_sharded:  # a copy of the whole state needs all processes
+    if given.is_sharded:  # a copy of the whole state needs all processes
         text = "no incident is recorded of a model whose parameters are spread over processes"
         warnings.warn(f"gradwatch: {text}", RuntimeWarning, stacklevel=3)
         return None
     settings = record if isinstance(record, StepRecord) else StepRecord()
-    return StepSnapshotter(directory, models, optimizers=optimizers, scaler=scaler, settings=settings)
+    return StepSnapshotter(directory, given.models, optimizers=optimizers, scaler=scaler, settings=settings)
 
 
 def _format(models: Mapping[str, nn.Module]) -> str:
