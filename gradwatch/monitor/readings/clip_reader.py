@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, final
 
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from gradwatch.monitor.best_effort import best_effort
 from gradwatch.monitor.fast_path import FastPath
@@ -19,6 +21,7 @@ from gradwatch.monitor.overhead import OverheadMeter
 from gradwatch.monitor.readings.loss_scale import LossScaleReader
 from gradwatch.monitor.readings.optimizer_tracker import OptimizerTracker
 from gradwatch.monitor.readings.update_reader import UpdateReader
+from gradwatch.probe.inert_hook import inert_hook, remove_hooks
 
 MAX_CALLS = 4096
 """Number of sets of parameters to remember. A loop may clip each of 1,000 parameters by itself."""
@@ -33,12 +36,26 @@ class _Part(NamedTuple):
     columns_C: Tensor
 
 
+class _Used(NamedTuple):
+    """The first gradient of an update, after it."""
+
+    param: Tensor
+    grad: weakref.ref[Tensor]
+    version: int
+
+    def is_unchanged(self) -> bool:
+        """Return whether nothing has written to the gradient, cleared it or replaced it since."""
+        grad = self.param.grad
+        return grad is not None and self.grad() is grad and grad._version == self.version
+
+
 @final
 class ClipReader:
     """Reads the gradients of an optimizer when torch clips the first of them, and keeps the factors of the clipping.
 
-    The reading is dropped if a later call clips gradients that were written to since the last call, as when a loop
-    clips after each micro-batch.
+    Gradients that the newest update has used are not read, since they are not those of the next one. The reading is
+    dropped if a later call clips gradients that were written to since the last call, as when a loop clips after each
+    micro-batch.
 
     Args:
         trackers: The optimizers.
@@ -66,11 +83,18 @@ class ClipReader:
         self._known: dict[tuple[int, ...], list[_Part]] = {}
         self._marks: dict[int, int] = {}
         """Version of the first gradient of each call since the last reading, by the `id` of its parameter."""
+        self._used: dict[OptimizerTracker, _Used | None] = {}  # of the optimizers whose gradients were clipped
+        self._late: set[OptimizerTracker] = set()  # those whose gradients the call in progress clips too late
+        self._handles: list[RemovableHandle] = []
 
     @best_effort("the reading before clipping")
     def before_clip(self, params: Sequence[Tensor]) -> None:
-        """Read the gradients of the optimizers that hold any of the parameters, unless they are read already."""
+        """Read the gradients of the optimizers that hold any of the parameters, unless they are read or used."""
+        self._late.clear()
         for part, param in self._parts(params):
+            if self._is_used(part.tracker):
+                self._late.add(part.tracker)
+                continue
             if self._loss_scale.is_scaled(part.tracker.optimizer):
                 continue  # clipped before `unscale_`: the gradients still have the loss scale
             version = _version(param)
@@ -91,11 +115,32 @@ class ClipReader:
     def after_clip(self, params: Sequence[Tensor], factor: float | Tensor | None) -> None:
         """Keep the factor of the gradients that were just clipped; None if the factors differ or are unknown."""
         for part, param in self._parts(params):
+            if part.tracker in self._late:
+                self._mark_used(part.tracker)  # a loop may clip parameter by parameter
+                continue
             self._marks[id(param)] = _version(param)
             if self._fast_path is not None and self._fast_path.is_active:
                 self._fast_path.native.clip(float("nan") if factor is None else float(factor), part.columns_C)
             elif part.tracker.is_observed:
                 part.tracker.clipping.scale(factor, part.index_C)
+
+    def close(self) -> None:
+        """Remove all hooks."""
+        remove_hooks(self._handles)
+
+    def _is_used(self, tracker: OptimizerTracker) -> bool:
+        """Return whether the newest update has used the gradients as they are. Only loops that clip have the hook."""
+        if tracker not in self._used:
+            self._used[tracker] = None
+            mark = inert_hook(lambda *_: self._mark_used(tracker))
+            self._handles.append(tracker.optimizer.register_step_post_hook(mark))
+        used = self._used[tracker]
+        return used is not None and used.is_unchanged()
+
+    def _mark_used(self, tracker: OptimizerTracker) -> None:
+        present = ((p, p.grad) for p in tracker.params if p.grad is not None)
+        first = next(present, None)
+        self._used[tracker] = first and _Used(first[0], weakref.ref(first[1]), first[1]._version)
 
     def _forget_marks(self, tracker: OptimizerTracker) -> None:
         for param in tracker.params if self._marks else ():

@@ -250,6 +250,34 @@ def test_an_update_that_is_left_out_after_clipping_is_recorded_as_skipped():
     np.testing.assert_allclose(history["grad.l2"], before_TL, rtol=1e-6)
 
 
+@pytest.mark.parametrize("is_fast", [True, False])
+@pytest.mark.parametrize("is_last", [True, False])
+@pytest.mark.parametrize("clip", [clip_norm, clip_values, clip_each])
+def test_clipping_after_the_update_changes_no_norm(clip, is_last, is_fast, monkeypatch):
+    if not is_fast:
+        monkeypatch.setattr(OptimizerTracker, "fast_path", lambda *args, **kwargs: None)
+    model, norms = make(), []
+    params = list(model.parameters())
+    optimizer = torch.optim.SGD(params, lr=0.05)
+    with gradwatch.watch(model, optimizer, schedule=SCHEDULE, on_finding=None) as monitor:
+        for x, y in batches(STEPS):
+            optimizer.zero_grad()
+            loss = loss_of(model, x, y)
+            loss.backward()
+            norms.append(torch.linalg.vector_norm(torch.stack([p.grad.norm() for p in params])).item())
+            optimizer.step()
+            if not is_last:
+                clip(params)
+            monitor.step(loss)
+            if is_last:
+                clip(params)
+
+    # the first call is the first that the monitor knows of
+    for name in ("grad_norm.before_clip", "grad_norm.after_clip"):
+        np.testing.assert_allclose(monitor.history[name][2:], norms[2:], rtol=1e-5)
+    assert not optimizer._optimizer_step_post_hooks
+
+
 def bodies():
     return [function.__closure__[0].cell_contents for function in (clip_grad._clip_grads_with_norm_, clip_grad_value_)]
 
