@@ -11,6 +11,7 @@ import numpy as np
 from gradwatch.detect import Example, interval
 from gradwatch.detect.features.baseline import newest_loss
 from gradwatch.detect.features.consequences import severity_after
+from gradwatch.detect.features.events import is_policy_gradient
 from gradwatch.detect.features.finding import Sign, finding_of
 from gradwatch.detect.features.lr_schedule import JUMP_WINDOW_STEPS
 from gradwatch.detect.features.structure import structure_of
@@ -86,7 +87,8 @@ class LearningRateTooHigh:
     Exceptions to the rules: weights that are initialized near zero on purpose grow by large factors. Such matrices
     count from the size of the default initialization on, and not at all below 5 % of the usual. A linear model with
     well-separated classes needs large weights. Growth does no harm (info) if `learned` of the first loss is gone, or
-    `learned_linear` in a linear model. A restart to a rate that the run has had before is not a jump.
+    `learned_linear` in a linear model. The loss of a policy gradient does not count: it falls and rises with the
+    advantages, whatever the agent earns. A restart to a rate that the run has had before is not a jump.
 
     Source: Bottou et al. 2018, sec. 4, https://arxiv.org/abs/1606.04838; Goyal et al. 2017 on warm-up, sec. 2.2,
     https://arxiv.org/abs/1706.02677.
@@ -198,9 +200,13 @@ class LearningRateTooHigh:
             ):
                 yield from self._report(history, sign)
         yield from self._report(history, find_overshot_loss(history, runaway=self.runaway, large=self.large))
-        # weights may grow while the loss falls, which does no harm
+        # weights may grow while the loss falls, which does no harm; that of a policy falls without success
         grown = find_weight_growth(history, growth=self.growth, every=self.every)
-        is_useful = grown and is_learning(history, learned=self.learned, learned_linear=self.learned_linear)
+        is_useful = (
+            grown
+            and not is_policy_gradient(history)
+            and is_learning(history, learned=self.learned, learned_linear=self.learned_linear)
+        )
         severity = Severity.INFO if is_useful else None
         yield from self._report(history, grown, severity, onset=int(history.param.steps(GROWTH_STEPS + 1)[0]))
 
