@@ -325,6 +325,11 @@ EMPTY_GROUP = EventKind(
     values={"group": "index of the group"},
     text="group {group:.0f} of the optimizer holds no parameter",
 )
+ASCENDED = EventKind(
+    name="weights-ascended",
+    meaning="An optimizer moves a parameter up the gradient, while others are moved down: the loss has a saddle point.",
+    text="moved up the gradient (`maximize=True`), while other parameters are moved down",
+)
 WEIGHTS_OFFSET = EventKind(
     name="weights-offset",
     meaning="The initial elements of a weight have a mean other than zero.",

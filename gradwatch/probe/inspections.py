@@ -30,6 +30,7 @@ from gradwatch.probe.output_reader import OutputReader
 from gradwatch.probe.parameters import Models
 from gradwatch.probe.policy.probe import PART as POLICY_PART
 from gradwatch.probe.policy.probe import PolicyProbe
+from gradwatch.probe.updates.ascended import find_ascended
 from gradwatch.probe.updates.clipped_weights import ClippedWeights
 from gradwatch.probe.updates.earlier_updates import find_earlier_updates
 from gradwatch.probe.updates.outside_moves import OutsideMoves
@@ -139,6 +140,7 @@ class Inspections:
             *self._find("the frozen weights", lambda: find_ignored_freezes(models, params, layers)),
             *self._find("the loaded weights", lambda: find_failed_loads(models)),
             *self._find("the groups of the optimizer", lambda: find_empty_groups(optimizers)),
+            *self._find("the direction of the updates", lambda: find_ascended(params, layers, optimizers)),
             *self._find("the trainable parameters", lambda: find_nothing_to_train(params, optimizers)),
         ]
         self._pending = [observation.at(0) for observation in initial if observation.key not in keys]

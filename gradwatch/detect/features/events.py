@@ -8,6 +8,7 @@ import numpy as np
 
 from gradwatch.events import (
     ADVERSARY,
+    ASCENDED,
     CHOSEN_OUTPUTS,
     PADDED_INPUT,
     PADDING_READ,
@@ -30,6 +31,14 @@ def reads_padding(history: History, layer: str) -> bool:
     """Return whether a module, or the module of a tensor, may read padding, so that its gradient vanishes."""
     events = (*events_of(history, PADDING_READ), *events_of(history, PADDED_INPUT))
     return any(event.layer and f"{layer}.".startswith(f"{event.layer}.") for event in events)
+
+
+def is_ascended(history: History, layer: str) -> bool:
+    """Return whether a module, or a tensor, is moved up the gradient, as the multiplier of a constraint is.
+
+    Its gradient is what is left to fulfil, and vanishes if the constraint holds.
+    """
+    return any(event.layer and f"{event.layer}.".startswith(f"{layer}.") for event in events_of(history, ASCENDED))
 
 
 def is_policy_gradient(history: History) -> bool:

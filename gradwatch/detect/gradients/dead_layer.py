@@ -12,7 +12,7 @@ import numpy as np
 
 from gradwatch.detect import Example, Recovery
 from gradwatch.detect.features.consequences import severity_after
-from gradwatch.detect.features.events import reads_padding
+from gradwatch.detect.features.events import is_ascended, reads_padding
 from gradwatch.detect.features.finding import finding_of, findings_of
 from gradwatch.detect.features.recovery import start_of_state, tensors_of
 from gradwatch.detect.features.robust_stats import Floats, median
@@ -42,7 +42,7 @@ from gradwatch.detect.gradients.dead_layer_rules.faded import find_faded
 from gradwatch.detect.gradients.dead_layer_rules.frozen import find_frozen
 from gradwatch.detect.gradients.dead_layer_rules.unused_latent import NATS, find_unused_latent, newest_read
 from gradwatch.detect.gradients.dead_layer_rules.zero_input import find_zero_inputs
-from gradwatch.events import LATENT_UNUSED, LATENT_USED, PARAMETERS_JOINED, SIDE_BY_SIDE
+from gradwatch.events import ASCENDED, LATENT_UNUSED, LATENT_USED, PARAMETERS_JOINED, SIDE_BY_SIDE
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Finding, Quantity, Severity
@@ -106,6 +106,8 @@ class DeadLayer:
     of the training loop and does not count here (see no-gradient). A layer that loses its gradient when other
     parameters join the model and its optimizer is a head that waits for its task (info): a penalty on its weights gives
     it zeros. If all layers go to zero together, the loss is zero: a hinge that is satisfied, or a fit without noise.
+    A parameter of an optimizer with `maximize=True`, while others minimize, is the multiplier of a constraint: its
+    gradient vanishes where the constraint holds.
 
     Source: Bowman et al. 2016, https://arxiv.org/abs/1511.06349, sec. 3.1, and Lucas et al. 2019,
     https://arxiv.org/abs/1911.02469, on latents that are not used; Huang et al. 2016, https://arxiv.org/abs/1603.09382,
@@ -185,8 +187,8 @@ class DeadLayer:
             return
         usual = float(median(newest_L[structure.is_trainable_L]))
         for layer, group in affected_modules(history, affected_L, kind=self.kind):
-            # no layer learns: that is another fault, or success; padding is that of vanishing-gradient
-            if layer is None or reads_padding(history, layer):
+            # no layer learns, or a constraint holds: another fault, or success; padding is that of vanishing-gradient
+            if layer is None or reads_padding(history, layer) or is_ascended(history, layer):
                 continue
             largest = float(np.fmax.reduce(l2_TL[:, group], axis=None))
             severity = self._severity(history, layer, group, is_zero=largest == 0)
@@ -248,6 +250,8 @@ class DeadLayer:
         yield Example("a layer goes to zero at step 60", zero.history(), zero.names(5))
         tiny = Synthetic(steps=80).dead(5, onset=0, level=1e-9)
         yield Example("a gate lets next to nothing through, from the start", tiny.history(), tiny.names(5))
+        tiny.add_event(ASCENDED, layer=tiny.names(5)[0], text="moved up the gradient")
+        yield Example("a multiplier has next to no gradient, as its constraint holds", tiny.history())
         faded = make_faded(until=100)
         yield Example("a block is skipped more and more, and then always", faded.history(), faded.names(5))
         yield Example("a block is skipped more and more, but not always", make_faded(until=180).history())
