@@ -145,7 +145,7 @@ def train_outliner(attach: Attach, *, ends_in_relu: bool) -> float:
 
 @case(
     fault="loss-plateau",
-    also=("dead-relu", "rising-sparsity", "dead-layer", "no-gradient"),
+    also=("probabilities-into-loss", "dead-relu", "rising-sparsity", "dead-layer", "no-gradient"),
     tolerate=("vanishing-gradient", "poor-initialization"),
     layers=("out",),
     onset=0,

@@ -59,8 +59,9 @@ def train_reader(attach: Attach, *, both_ends: bool) -> float:
 
 
 @case(
-    fault="loss-plateau",
-    also=("vanishing-gradient", "overfitting"),
+    fault="no-gradient",
+    also=("loss-plateau", "vanishing-gradient", "overfitting"),
+    layers=("lstm",),
     onset=0,
     source="https://discuss.pytorch.org/t/bi-lstm-acc-doesnt-improve-over-65/145062",
     tags=("text", "lstm"),
