@@ -208,6 +208,8 @@ def _views(leaves: list[Tensor]) -> list[Tensor]:
     """
     if not MIN_SAMPLES <= len(leaves[0]) <= MAX_SAMPLES:
         return []
+    if _is_row(leaves[0]):
+        return []  # the tokens of a sequence are not samples: two sequences may differ only in order
     rows = [leaf.detach().reshape(len(leaf), -1) for leaf in leaves]
     thin = torch.cat([it[:, :: max(1, it.shape[1] // MAX_FEATURES)].float() for it in rows], 1)
     if thin.shape[1] > MAX_COORDINATES and not leaves[0].is_floating_point():
@@ -256,6 +258,12 @@ def _nearest_neighbors(rows: Tensor) -> Tensor:
 def _pairwise_distances(rows: Tensor, others: Tensor) -> Tensor:
     """Return the distance between each two rows; for whole numbers, the number of different values."""
     return torch.cdist(rows, others) if rows.is_floating_point() else torch.cdist(rows.float(), others.float(), p=0)
+
+
+def _is_row(leaf: Tensor) -> bool:
+    """Return whether a tensor is one row of a larger tensor, such as `tokens[0]`: a single sample."""
+    base = leaf._base if leaf._is_view() else None
+    return base is not None and leaf.ndim == 1 < base.ndim and leaf.shape == base.shape[-1:] and leaf.stride(0) == 1
 
 
 def _owner(tensor: Tensor) -> Tensor:

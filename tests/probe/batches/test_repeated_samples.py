@@ -229,6 +229,7 @@ def test_nothing_of_a_batch_is_kept_alive():
         pytest.param(lambda _: None, id="none"),
         pytest.param(lambda _: torch.randperm(1500)[:64], id="numbers of samples"),
         pytest.param(lambda step: masked((WORDS + step) % 200), id="other sentences, masked"),
+        pytest.param(lambda _: torch.stack([torch.randperm(8)])[0], id="one sentence in another order"),
         pytest.param(lambda _: masked(torch.randint(0, 3, (32, 24))), id="sentences in three letters, masked"),
     ],
 )
