@@ -21,6 +21,7 @@ from gradwatch.monitor.overhead import OverheadMeter
 from gradwatch.monitor.readings.loss_scale import LossScaleReader
 from gradwatch.monitor.readings.optimizer_tracker import OptimizerTracker
 from gradwatch.monitor.readings.update_reader import UpdateReader
+from gradwatch.probe.gradients import clip_calls
 from gradwatch.probe.inert_hook import inert_hook, remove_hooks
 
 MAX_CALLS = 4096
@@ -125,7 +126,8 @@ class ClipReader:
                 part.tracker.clipping.scale(factor, part.index_C)
 
     def close(self) -> None:
-        """Remove all hooks."""
+        """Remove all hooks, and restore torch's clip functions."""
+        clip_calls.forget(self)
         remove_hooks(self._handles)
 
     def _is_used(self, tracker: OptimizerTracker) -> bool:

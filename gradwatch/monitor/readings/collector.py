@@ -212,7 +212,6 @@ class Collector:
 
     def detach(self) -> None:
         """Remove all hooks from the model and the optimizers, and restore torch's clip functions."""
-        clip_calls.forget(self._clip_reader)
         self._clip_reader.close()
         for handle in self._handles:
             handle.remove()
