@@ -14,9 +14,9 @@ from operator import itemgetter
 
 import numpy as np
 
-from gradwatch.detect.features.depth_profile import line_levels, module_levels, module_lines, module_ratio
+from gradwatch.detect.features.depth_profile import Line, line_levels, module_levels, module_lines, module_ratio
 from gradwatch.detect.features.finding import Sign, format_factor, format_fold
-from gradwatch.detect.features.robust_stats import median, monotone_rise
+from gradwatch.detect.features.robust_stats import Floats, median, monotone_rise
 from gradwatch.detect.features.scope import module_of
 from gradwatch.detect.features.structure import structure_of
 from gradwatch.detect.gradients.exploding_gradient_rules.climb import BLOCK_STEPS, NORM
@@ -37,14 +37,15 @@ def find_growth_over_depth(history: History, *, modules: int, decades: float, cr
     # cheap: half the decades at the newest step, because the median over steps may differ
     if len(chain.starts_D) < modules or module_ratio(history) < 10 ** (decades / 2):
         return None
-    level_D = module_levels(history, median(history.param.window("grad.l2", BLOCK_STEPS)))
+    l2_TL = history.param.window("grad.l2", BLOCK_STEPS)
+    level_D = module_levels(history, median(l2_TL))
     known = [[places for places in line[:-1] if not np.isnan(level_D[places]).all()] for line in module_lines(history)]
     long = [line for line in known if len(line) >= modules - 1]  # no output layer
     if not long:
         return None
-    # the profile runs from the input to the output, so growth towards the input is a fall
-    rise, line = max(((-monotone_rise(line_levels(level_D, line)), line) for line in long), key=itemgetter(0))
-    if rise < decades:
+    rise, line = max(((_rise(level_D, line), line) for line in long), key=itemgetter(0))
+    # the median step must rise as well: experts in the order of their use are a line now and then
+    if rise < decades or np.median([_rise(module_levels(history, l2_L), line) for l2_L in l2_TL]) < decades:
         return None
     per_module = rise / (len(line) - 1)
     layer = module_of(history, int(chain.indices_K[chain.starts_D[line[0][0]]]))
@@ -64,3 +65,9 @@ def find_growth_over_depth(history: History, *, modules: int, decades: float, cr
         layer=layer,
         severity=Severity.CRITICAL if rise >= critical_rise * decades else Severity.WARNING,
     )
+
+
+def _rise(level_D: Floats, line: Line) -> float:
+    """Return the growth along a line towards the input, in powers of ten; 0 if its levels make no line."""
+    # the profile runs from the input to the output, so growth towards the input is a fall
+    return -monotone_rise(line_levels(level_D, line))
