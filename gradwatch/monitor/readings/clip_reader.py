@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -84,6 +85,7 @@ class ClipReader:
         self._known: dict[tuple[int, ...], list[_Part]] = {}
         self._marks: dict[int, int] = {}
         """Version of the first gradient of each call since the last reading, by the `id` of its parameter."""
+        self._new: list[OptimizerTracker] = []  # optimizers whose updates are to be followed
         self._used: dict[OptimizerTracker, _Used | None] = {}  # of the optimizers whose gradients were clipped
         self._late: set[OptimizerTracker] = set()  # those whose gradients the call in progress clips too late
         self._handles: list[RemovableHandle] = []
@@ -125,6 +127,13 @@ class ClipReader:
             elif part.tracker.is_observed:
                 part.tracker.clipping.scale(factor, part.index_C)
 
+    def begin(self) -> None:
+        """Follow the updates of optimizers whose gradients were clipped for the first time, outside of their hooks."""
+        for tracker in self._new:
+            mark = inert_hook(functools.partial(self._mark_used, tracker))
+            self._handles.append(tracker.optimizer.register_step_post_hook(mark))
+        self._new.clear()
+
     def close(self) -> None:
         """Remove all hooks, and restore torch's clip functions."""
         clip_calls.forget(self)
@@ -134,12 +143,13 @@ class ClipReader:
         """Return whether the newest update has used the gradients as they are. Only loops that clip have the hook."""
         if tracker not in self._used:
             self._used[tracker] = None
-            mark = inert_hook(lambda *_: self._mark_used(tracker))
-            self._handles.append(tracker.optimizer.register_step_post_hook(mark))
+            # a hook of the optimizer may clip: torch iterates over its hooks until the update is over
+            self._new.append(tracker)
+            self._leave_fast_path()
         used = self._used[tracker]
         return used is not None and used.is_unchanged()
 
-    def _mark_used(self, tracker: OptimizerTracker) -> None:
+    def _mark_used(self, tracker: OptimizerTracker, *_: object) -> None:
         present = ((p, p.grad) for p in tracker.params if p.grad is not None)
         first = next(present, None)
         self._used[tracker] = first and _Used(first[0], weakref.ref(first[1]), first[1]._version)

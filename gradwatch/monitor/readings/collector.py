@@ -138,6 +138,7 @@ class Collector:
         due = self.updates.due = self._context.budget.due(self._counter.step)
         self.updates.settings = {}
         self._meter.begin_row()
+        self._clip_reader.begin()
         for tracker in self._trackers:
             tracker.begin(due.histograms)
             if tracker.is_by_hand and due.updates:  # no hook comes between the backward pass and the update
