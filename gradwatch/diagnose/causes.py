@@ -1010,6 +1010,7 @@ CAUSES: tuple[Cause, ...] = (
                 DataCondition.WORKER_COPIES,
             }
         ),
+        conditions={DataCondition.MAYBE_ALL: 0.01},
         explains={"overfitting": 5, "loss-plateau": 1.5, "vanishing-gradient": 1.2},
         because=(
             "An iterator that is created at every step, or a generator that is seeded at every step, returns its first "

@@ -239,6 +239,9 @@ class DataCondition(enum.Enum):
     COPIED_SAMPLES = enum.auto()
     """All samples of a batch are the same, while the batches differ."""
 
+    MAYBE_ALL = enum.auto()
+    """The samples that come again may be all the data, so that a repeated batch is no mistake."""
+
     WORKER_COPIES = enum.auto()
     """Each worker of a DataLoader makes the same batches."""
 

@@ -52,7 +52,7 @@ from gradwatch.events import (
     WEIGHTS_STILL,
 )
 from gradwatch.history.store import History
-from gradwatch.records import Finding, LayerInfo
+from gradwatch.records import Finding, LayerInfo, Severity
 
 SATURATING = ("Sigmoid", "Tanh", "Hardsigmoid", "Hardtanh")
 RECURRENT = ("RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell")
@@ -169,6 +169,7 @@ def _of_evidence(leading: Finding) -> dict[Fact, bool]:
         Condition.NOT_LOADED: "load.unmatched" in evidence,
         DataCondition.EQUAL_SAMPLES: "batch.equal_samples" in evidence,
         DataCondition.COPIED_SAMPLES: "batch.copied_samples" in evidence,
+        DataCondition.MAYBE_ALL: leading.kind == "constant-batch" and leading.severity is Severity.INFO,
         DataCondition.WORKER_COPIES: "batch.workers" in evidence,
         Condition.BACKWARD_GAIN: "backward.gain_decades" in evidence,
         Condition.CLIMBING_LOSS: "loss.climb" in evidence,

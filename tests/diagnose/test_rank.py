@@ -152,6 +152,18 @@ def test_every_finding_ends_in_exactly_one_diagnosis(seed):
     assert sorted(map(repr, explained)) == sorted(map(repr, findings))
 
 
+@pytest.mark.parametrize(("severity", "causes"), [(Severity.WARNING, 1), (Severity.INFO, 2)])
+def test_batches_that_may_be_all_the_data_explain_no_plateau(severity, causes):
+    history = with_findings(
+        Synthetic(steps=200), found("constant-batch", 30, severity=severity), found("loss-plateau", 120)
+    )
+
+    made = {d.cause_id: [f.kind for f in d.findings] for d in diagnose(history)}
+
+    assert len(made) == causes
+    assert ("loss-plateau" in made["constant-batch"]) == (causes == 1)
+
+
 def test_diagnoses_come_gravest_first_and_then_earliest():
     history = with_findings(
         Synthetic(steps=200),
