@@ -75,11 +75,9 @@ class Collector:
         self._context, self._meter, self._counter = context, context.meter, context.counter
         self._trackers = split_by_optimizer(params, optimizers)
         self._handles: list[RemovableHandle] = []
+        is_supported = not context.is_deferred and not self.loss_scale.has_scaler
         for tracker in self._trackers:
-            self._attach(
-                tracker,
-                has_fast_path=not context.is_deferred and not self.loss_scale.has_scaler and not tracker.is_by_hand,
-            )
+            self._attach(tracker, has_fast_path=is_supported and not tracker.is_by_hand)
         self._clip_reader = ClipReader(
             self._trackers,
             self.updates,
