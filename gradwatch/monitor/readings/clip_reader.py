@@ -39,7 +39,7 @@ class _Part(NamedTuple):
 
 
 class _Used(NamedTuple):
-    """The first gradient of an update, after it."""
+    """The first gradient of an update, before it."""
 
     param: Tensor
     grad: weakref.ref[Tensor]
@@ -131,7 +131,7 @@ class ClipReader:
         """Follow the updates of optimizers whose gradients were clipped for the first time, outside of their hooks."""
         for tracker in self._new:
             mark = inert_hook(functools.partial(self._mark_used, tracker))
-            self._handles.append(tracker.optimizer.register_step_post_hook(mark))
+            self._handles.append(tracker.optimizer.register_step_pre_hook(mark))
         self._new.clear()
 
     def close(self) -> None:

@@ -107,8 +107,8 @@ class _Order:
         self._early, self._reused, self._cleared = 0, 0, 0
         self._handles: list[RemovableHandle] = [
             param.register_hook(inert_hook(self._before_backward)),
+            # none after the update: a hook of the loop may call the monitor then, and torch iterates over them
             optimizer.register_step_pre_hook(inert_hook(self._before_update)),
-            optimizer.register_step_post_hook(inert_hook(self._after_update)),
         ]
 
     @property
@@ -156,16 +156,13 @@ class _Order:
 
     def _before_update(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        mark = _mark(self.param.grad)
+        mark = None
         if closure is None:  # a closure makes the gradient during the update
+            mark = _mark(self.param.grad)
             self._cleared += mark is None and self._passes > 0
             self._reused += mark is not None and mark == self._used and not self._passes
         self._updates += 1
         self._passes, self._used, self._clipped = 0, mark, None
-
-    def _after_update(self, *_: Any) -> None:
-        if self._clipped is None:  # another hook of the optimizer may have clipped it since
-            self._used = _mark(self.param.grad)
 
 
 def _mark(grad: Tensor | None) -> tuple[int, int] | None:

@@ -194,8 +194,8 @@ class _GradientWatch:
             self._param.register_hook(inert_hook(self._before_backward)),
             self._param.register_post_accumulate_grad_hook(inert_hook(self._after_backward)),
             optimizer.register_step_pre_hook(self._before_update),
-            optimizer.register_step_post_hook(self._after_update),
         ]
+        self._is_hooked = False
 
     def detach(self) -> None:
         """Remove the hooks."""
@@ -231,6 +231,10 @@ class _GradientWatch:
 
     def _before_update(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self.is_over:
+            if not self._is_hooked:
+                # here, since a hook of the loop may call the monitor while torch iterates over those after an update
+                self._handles.append(optimizer.register_step_post_hook(self._after_update))
+                self._is_hooked = True
             if self._moments:  # a loop may also overwrite the gradient between its last backward and the update
                 self._moments.append(_Moment(None, self._numbers(), is_backward=False))
             values = {

@@ -275,7 +275,7 @@ def test_clipping_after_the_update_changes_no_norm(clip, is_last, is_fast, monke
     # the monitor knows of the calls from the first one on, and of the updates from the next row on
     for name in ("grad_norm.before_clip", "grad_norm.after_clip"):
         np.testing.assert_allclose(monitor.history[name][3:], norms[3:], rtol=1e-5)
-    assert not optimizer._optimizer_step_post_hooks
+    assert not optimizer._optimizer_step_pre_hooks
 
 
 def bodies():
