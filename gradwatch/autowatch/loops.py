@@ -12,6 +12,9 @@ from torch.optim import Optimizer
 from gradwatch.autowatch.hand_loop import HandLoop
 from gradwatch.autowatch.optimizer_loop import OptimizerLoop
 
+MIN_BACKWARD = 3
+"""Backward passes without an update from which the update is missing: a script may look at gradients once."""
+
 
 @final
 class Loops:
@@ -94,6 +97,11 @@ class Loops:
         monitor.abandon()  # closing its monitor would print a summary
         if monitor.run_dir is not None:
             shutil.rmtree(monitor.run_dir, ignore_errors=True)
+
+    def without_steps(self) -> list[int]:
+        """Return the number of backward passes of each loop whose optimizers were never called."""
+        made = [loop for loop in self._all if isinstance(loop, OptimizerLoop) and loop.never_stepped()]
+        return [loop.num_backward for loop in made if loop.num_backward >= MIN_BACKWARD]
 
     def discard_empty(self) -> int:
         """Record the steps that are due, close the loops that have recorded nothing, and return their number."""

@@ -26,3 +26,11 @@ def say_not_understood(reason: str) -> None:
 def say_left_out(names: str, reason: str) -> None:
     """Print why some optimizers of a script are not watched, while others are."""
     say(f"one training of this script is not watched ({names}): {reason}; see {PAGE}. The others are")
+
+
+def say_no_step(num_backward: int) -> None:
+    """Print that a script has never updated its weights."""
+    say(
+        f"the script made {num_backward} backward passes, but never called optimizer.step(), so no weight has changed. "
+        "Call it after each backward pass"
+    )

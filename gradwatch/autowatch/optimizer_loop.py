@@ -35,12 +35,15 @@ class OptimizerLoop:
         recorder: Records the steps.
         params: The `id` of each parameter that an optimizer holds.
         updated_at: Clock of the script at the last update.
+        has_trained: Whether a backward pass has led to an update.
+        num_backward: Number of backward passes so far.
     """
 
     def __init__(self, recorder: StepRecorder, optimizers: Sequence[Optimizer]) -> None:
         self.recorder = recorder
         self.params = frozenset(params_of(optimizers))
         self.updated_at = -1
+        self.has_trained, self.num_backward = False, 0
         # weak: the loops of a script must not keep the models of its earlier trainings
         self._optimizers = weakref.WeakSet(optimizers)
         self._expected = {id(optimizer) for optimizer in optimizers}
@@ -49,7 +52,7 @@ class OptimizerLoop:
         self._losses: dict[int, Tensor] = {}
         self._num_updates = 0  # of the newest optimizers
         self._newest: dict[int, int] = {}  # by optimizer: updates of all until its last one
-        self._patience = PATIENCE
+        self._patience, self._writes = PATIENCE, self._count_writes()
         self._is_stepping = self._has_closure_loss = self._is_due = self._is_scaled = False
 
     def __contains__(self, optimizer: Optimizer) -> bool:
@@ -78,6 +81,7 @@ class OptimizerLoop:
             loss: The loss, not scaled.
             is_scaled: Whether a GradScaler scales it for the backward pass.
         """
+        self.num_backward += 1
         if self._is_due:  # the loop has not updated its GradScaler
             self._record()
         if self._is_stepping and self._has_closure_loss:
@@ -95,6 +99,16 @@ class OptimizerLoop:
     def before_step(self) -> None:
         """Prepare for the losses of a closure."""
         self._is_stepping, self._has_closure_loss = True, False
+        if not self.has_trained:
+            self._writes = self._count_writes()
+
+    def is_idle(self) -> bool:
+        """Return whether the last call of an optimizer had no gradient, and moved nothing."""
+        return self._is_cleared() and self._writes == self._count_writes()
+
+    def never_stepped(self) -> bool:
+        """Return whether no optimizer was ever called, and nothing else moved the parameters."""
+        return self.updated_at < 0 and self._writes == self._count_writes()
 
     def after_step(self, optimizer: Optimizer, clock: int) -> bool:
         """Record a step if it is complete. Return whether a backward pass led to the update."""
@@ -105,6 +119,7 @@ class OptimizerLoop:
             self._pending = []
         if not self._losses:
             return False
+        self.has_trained = True
         self._updates[key] += 1
         self._num_updates += 1
         if key not in self._expected:  # it was considered idle
@@ -136,6 +151,9 @@ class OptimizerLoop:
         self._updates.clear()
         self._losses = {}
         self.recorder.record(loss)
+
+    def _count_writes(self) -> int:
+        return sum(param._version for param in params_of(self._optimizers).values() if not param.is_inference())
 
     def _is_cleared(self) -> bool:
         """Return whether the loop has cleared all gradients, so that the losses so far belong to no update."""

@@ -10,7 +10,7 @@ import os
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, final
 
 import torch
@@ -20,7 +20,8 @@ from torch.optim import Optimizer
 
 from gradwatch.autowatch.hand_loop import HandLoop
 from gradwatch.autowatch.loops import Loops, leaves_of
-from gradwatch.autowatch.messages import say, say_left_out, say_not_understood
+from gradwatch.autowatch.made_optimizers import MadeOptimizers
+from gradwatch.autowatch.messages import say, say_left_out, say_no_step, say_not_understood
 from gradwatch.autowatch.optimizer_loop import OptimizerLoop
 from gradwatch.autowatch.search import find_models, find_outermost, params_of
 from gradwatch.autowatch.settings import ScriptSettings
@@ -86,8 +87,7 @@ class ScriptWatch:
         self.loops = Loops()
         self.is_over = self.is_attaching = False
         self._hooks: TorchHooks | None = None
-        self._made: list[tuple[int, weakref.ref[Optimizer]]] = []
-        """The optimizers that no loop has, with the clock of the script when they were made."""
+        self._made = MadeOptimizers()
         self._scalers: list[weakref.ref[GradScaler]] = []
         self._refused: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._clock = self._without_loss = self._num_unknown = self._num_calls = 0
@@ -112,7 +112,7 @@ class ScriptWatch:
     def on_optimizer(self, optimizer: Optimizer) -> None:
         """Look for the models of an optimizer from now on."""
         self._clock += 1
-        self._made.append((self._clock, weakref.ref(optimizer)))
+        self._made.add(optimizer, self._clock)
         self._search(True)
 
     @_harmless
@@ -136,10 +136,7 @@ class ScriptWatch:
             return
         before = {*module._forward_pre_hooks}
         self._attach(waiting, running=module)
-        # torch has listed the hooks of this call already
-        for key, hook in [*module._forward_pre_hooks.items()]:
-            if key not in before:
-                hook(module, args, {}) if key in module._forward_pre_hooks_with_kwargs else hook(module, args)
+        _call_new_hooks(module, args, before)
 
     @_harmless
     def on_backward(self, tensors: Any, grad_tensors: Any) -> None:
@@ -159,7 +156,7 @@ class ScriptWatch:
         """Watch the loop of an optimizer if it is not watched yet."""
         is_known = self.loops.of(optimizer) is not None or self.loops.adopt(optimizer)
         if not is_known and optimizer not in self._refused and _is_own(optimizer):
-            if max((clock for clock, ref in self._made if ref() is optimizer), default=0) > self._backward_at:
+            if self._made.newest(optimizer) > self._backward_at:
                 # others of this training may follow, one for each parameter: the next pass shows them all
                 self.loops.close_by_hand(params_of([optimizer]))
                 return
@@ -175,7 +172,11 @@ class ScriptWatch:
             return
         self._clock += 1
         self._without_loss = 0 if loop.after_step(optimizer, self._clock) else self._without_loss + 1
-        if self._without_loss >= MAX_WITHOUT_LOSS * loop.num_optimizers and not loop.recorder.num_steps:
+        if loop.has_trained or self._without_loss < MAX_WITHOUT_LOSS * loop.num_optimizers:
+            pass
+        elif loop.is_idle():  # the script has forgotten its backward pass, or cuts the graph
+            loop.recorder.record(None)
+        elif not loop.recorder.num_steps:
             self.loops.close(loop)
             self._refuse(NO_LOSS, [optimizer])
 
@@ -194,7 +195,7 @@ class ScriptWatch:
         self._search(False)
         # before the search, which reads all objects of the process: a test suite may train a thousand models
         if self.loops.num_begun >= MAX_LOOPS:
-            self.loops.close_before(_made_at(optimizers, self._made))
+            self.loops.close_before(self._made.oldest(optimizers))
             self._refuse(f"it is number {MAX_LOOPS + 1} of this script", optimizers)
             return
         with self._attaching():
@@ -204,13 +205,13 @@ class ScriptWatch:
             if not moving:
                 self._refuse(NO_MODULE, optimizers)
                 return
-            self.loops.close_before(_made_at(moving, self._made))
+            self.loops.close_before(self._made.oldest(moving))
             try:
                 self._watch(models, moving, running)
             except GradwatchError as error:
                 if running is None:  # otherwise it is attempted again at the first step, when parameters have shapes
                     self._refuse(str(error), moving)
-        self._made = [(clock, ref) for clock, ref in self._made if ref() in self._waiting()]
+        self._made.keep(self._waiting())
 
     def _watch(self, models: Mapping[str, nn.Module], moving: Sequence[Optimizer], running: nn.Module | None) -> None:
         # the newest: an earlier training of the script may have left its own
@@ -278,6 +279,9 @@ class ScriptWatch:
     @_harmless
     def finish(self) -> None:
         """Report at the end of the process if no loop was understood."""
+        for num_backward in self.loops.without_steps():
+            self._has_refused = True
+            say_no_step(num_backward)
         if self.loops.discard_empty() and not len(self.loops):
             self._refuse(NO_STEP)
 
@@ -305,8 +309,7 @@ class ScriptWatch:
 
     def _waiting(self) -> list[Optimizer]:
         """Return the optimizers of the script that no loop has and that are not refused."""
-        made = [optimizer for _, ref in self._made if (optimizer := ref()) is not None]
-        return [o for o in made if o not in self._refused and self.loops.of(o) is None and _is_own(o)]
+        return [o for o in self._made if o not in self._refused and self.loops.of(o) is None and _is_own(o)]
 
     def _search(self, is_on: bool) -> None:
         if self._hooks is not None:
@@ -319,10 +322,11 @@ def _is_own(optimizer: Optimizer) -> bool:
     return hand_updates is None or not isinstance(optimizer, hand_updates.HandUpdates)
 
 
-def _made_at(optimizers: Sequence[Optimizer], made: Iterable[tuple[int, weakref.ref[Optimizer]]]) -> int:
-    """Return the clock of the script when the first of some optimizers was made."""
-    ids = set(map(id, optimizers))
-    return min((clock for clock, ref in made if id(ref()) in ids), default=0)
+def _call_new_hooks(module: nn.Module, args: tuple[Any, ...], before: Collection[int]) -> None:
+    """Call the hooks that a module got in its forward pass: torch has listed the hooks of this call already."""
+    for key, hook in [*module._forward_pre_hooks.items()]:
+        if key not in before:
+            hook(module, args, {}) if key in module._forward_pre_hooks_with_kwargs else hook(module, args)
 
 
 def _kinds(optimizers: Sequence[Optimizer]) -> str:

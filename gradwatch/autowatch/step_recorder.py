@@ -61,8 +61,8 @@ class StepRecorder:
         """Drop the batch so far: the loop has cleared its gradients."""
         self._batch = []
 
-    def record(self, loss: Tensor) -> None:
-        """Record a step."""
+    def record(self, loss: Tensor | None) -> None:
+        """Record a step; its loss is None if no backward pass led to it."""
         batch = self._batch[0] if len(self._batch) == 1 else self._batch or None
         self._batch = []
         self.num_steps += 1

@@ -66,6 +66,20 @@ def go_back_from_vectors():
         optimizer.step()
 
 
+def move_without_gradients():
+    class Evolution(torch.optim.Optimizer):
+        @torch.no_grad()
+        def step(self, closure=None):
+            for param in self.param_groups[0]["params"]:
+                param.add_(torch.randn_like(param), alpha=0.1)
+
+    model = make()
+    optimizer = Evolution(model.parameters(), {})
+    for _ in range(STEPS):
+        loss_of(model)
+        optimizer.step()
+
+
 def never_step():
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -89,6 +103,7 @@ NO_STEP = "there was a forward or backward pass, but no step of an optimizer fro
         (move_raw_tensors, "no module has the parameters of the optimizer"),
         (assign_gradients, NO_LOSS),
         (go_back_from_vectors, NO_LOSS),
+        (move_without_gradients, NO_LOSS),
         (never_step, NO_STEP),
         (only_look_at_gradients, NO_STEP),
     ],
@@ -102,6 +117,33 @@ def test_a_loop_that_is_not_understood_is_named_once_and_leaves_no_run(script, r
     assert sum("I do not understand" in line for line in said) == 1
     assert not (tmp_path / "run").exists()
     del kept
+
+
+def test_a_loop_without_a_backward_pass_is_told_so(unedited, monitors, tmp_path, capsys):
+    with unedited(run=str(tmp_path / "run")):
+        model = make()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(20):
+            loss_of(model)
+            optimizer.zero_grad()
+            optimizer.step()
+    monitors[-1].close()
+
+    assert [found.kind for found in gradwatch.load_run(tmp_path / "run").findings] == ["no-gradient"]
+    assert "no backward pass through the model (almost certain)" in capsys.readouterr().err
+
+
+def test_a_loop_without_an_update_is_told_so(unedited, tmp_path, capsys):
+    with unedited(run=str(tmp_path / "run")):
+        model = make()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            loss_of(model).backward()
+
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1].startswith(f"gradwatch: the script made {STEPS} backward passes, but never called optimizer.step()")
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_optimizer_of_a_tensor_beside_a_watched_model_is_named_as_left_out(unedited, tmp_path, capsys):
