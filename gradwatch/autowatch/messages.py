@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
+from collections.abc import Iterable
+
+from torch.optim import Optimizer
 
 from gradwatch.autowatch.settings import is_first_rank
 
@@ -34,3 +38,9 @@ def say_no_step(num_backward: int) -> None:
         f"the script made {num_backward} backward passes, but never called optimizer.step(), so no weight has changed. "
         "Call it after each backward pass"
     )
+
+
+def kinds_of(optimizers: Iterable[Optimizer]) -> str:
+    """Return the classes of optimizers, such as `Adam, 3 x SGD`."""
+    numbers = Counter(type(optimizer).__name__ for optimizer in optimizers)
+    return ", ".join(kind if number == 1 else f"{number} x {kind}" for kind, number in numbers.items())

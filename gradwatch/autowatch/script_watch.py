@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 import math
 import os
 import sys
 import weakref
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, final
 
@@ -21,8 +19,10 @@ from torch.optim import Optimizer
 from gradwatch.autowatch.hand_loop import HandLoop
 from gradwatch.autowatch.loops import Loops, leaves_of
 from gradwatch.autowatch.made_optimizers import MadeOptimizers
-from gradwatch.autowatch.messages import say, say_left_out, say_no_step, say_not_understood
+from gradwatch.autowatch.messages import kinds_of, say
+from gradwatch.autowatch.monitor_maker import MonitorMaker
 from gradwatch.autowatch.optimizer_loop import OptimizerLoop
+from gradwatch.autowatch.refusals import Refusals
 from gradwatch.autowatch.search import find_models, find_outermost, params_of
 from gradwatch.autowatch.settings import ScriptSettings
 from gradwatch.autowatch.step_recorder import StepRecorder
@@ -30,7 +30,7 @@ from gradwatch.autowatch.torch_hooks import TorchHooks
 from gradwatch.errors import GradwatchError
 
 if TYPE_CHECKING:
-    from gradwatch.monitor import Monitor
+    pass
 
 P = ParamSpec("P")
 
@@ -84,16 +84,16 @@ class ScriptWatch:
 
     def __init__(self, settings: ScriptSettings) -> None:
         self._settings = settings
+        self._monitors = MonitorMaker(settings, on_own_call=self._yield_to_script, on_exit=self.finish)
         self.loops = Loops()
         self.is_over = self.is_attaching = False
         self._hooks: TorchHooks | None = None
         self._made = MadeOptimizers()
         self._scalers: list[weakref.ref[GradScaler]] = []
-        self._refused: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._clock = self._without_loss = self._num_unknown = self._num_calls = 0
+        self._refused = Refusals()
+        self._clock = self._without_loss = self._num_unknown = 0
         self._backward_at = math.inf
         """Clock of the script at the newest backward pass; infinite before the first."""
-        self._has_refused = False
 
     def install(self) -> None:
         """Hook torch."""
@@ -150,6 +150,12 @@ class ScriptWatch:
                 self._attach_by_hand(loss)
             for loop in self.loops.reached_by(loss):
                 loop.on_backward(loss if factor is None else loss * factor, is_scaled=loss is not tensor)
+
+    @_harmless
+    def on_loss(self, function: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
+        """Tell the loops the result of a loss function, which may be of a validation."""
+        for loop in self.loops:
+            loop.recorder.validation.on_loss(function, args, kwargs, result)
 
     @_harmless
     def before_step(self, optimizer: Optimizer) -> None:
@@ -216,7 +222,7 @@ class ScriptWatch:
     def _watch(self, models: Mapping[str, nn.Module], moving: Sequence[Optimizer], running: nn.Module | None) -> None:
         # the newest: an earlier training of the script may have left its own
         scaler = next((made for ref in reversed(self._scalers) if (made := ref()) and made.is_enabled()), None)
-        monitor = self._call_watch(models, moving, scaler)
+        monitor = self._monitors.make(models, moving, scaler)
         if monitor is None:
             return
         called = {id(module): module for module in (*models.values(), running) if module is not None}
@@ -224,7 +230,10 @@ class ScriptWatch:
         self.loops.add(OptimizerLoop(StepRecorder(monitor, called.values(), part=part), moving))
         self._settings.mark_seen()
         names = ", ".join(name or type(model).__name__ for name, model in models.items())
-        say(f"watching {names} ({_kinds(moving)})" + (f"; run directory: {monitor.run_dir}" if monitor.run_dir else ""))
+        say(
+            f"watching {names} ({kinds_of(moving)})"
+            + (f"; run directory: {monitor.run_dir}" if monitor.run_dir else "")
+        )
 
     def _attach_by_hand(self, loss: Tensor) -> None:
         """Watch a loop without an optimizer: the weights may move by hand. No step is recorded before they do."""
@@ -237,37 +246,9 @@ class ScriptWatch:
             if not models:
                 return
             with contextlib.suppress(GradwatchError):
-                monitor = self._call_watch(models, [], None)
+                monitor = self._monitors.make(models, [], None)
                 if monitor is not None:
                     self.loops.add(HandLoop(StepRecorder(monitor, models.values()), leaves))
-
-    def _call_watch(
-        self, models: Mapping[str, nn.Module], optimizers: Sequence[Optimizer], scaler: GradScaler | None
-    ) -> Monitor | None:
-        """Call `watch`. Return None if the script calls it itself."""
-        # not before: most processes train nothing
-        from gradwatch.monitor import watch as module
-        from gradwatch.monitor.calls import calls
-
-        if calls.number > self._num_calls:
-            self._settings.mark_seen()
-            self.end()
-            return None
-        settings = self._settings
-        self._num_calls += 1
-        with _without_autocast():
-            monitor = module.watch(
-                models,
-                optimizers,
-                run=settings.shown_run,
-                scaler=scaler,
-                record=settings.record,
-                total_steps=settings.total_steps,
-            )
-        if calls.listener is None:
-            calls.listener = self._yield_to_script
-            atexit.register(self.finish)  # after `watch`, so before its monitors are closed
-        return monitor
 
     @_harmless
     def _yield_to_script(self) -> None:
@@ -280,22 +261,14 @@ class ScriptWatch:
     def finish(self) -> None:
         """Report at the end of the process if no loop was understood."""
         for num_backward in self.loops.without_steps():
-            self._has_refused = True
-            say_no_step(num_backward)
+            self._refused.add_without_step(num_backward)
         if self.loops.discard_empty() and not len(self.loops):
             self._refuse(NO_STEP)
 
     def _refuse(self, reason: str, optimizers: Sequence[Optimizer] = ()) -> None:
         """Ignore optimizers from now on, and report the reason once."""
-        self._refused.update(optimizers)
         self._settings.mark_seen()
-        if self._has_refused:
-            return
-        self._has_refused = True
-        if self.loops and optimizers:  # such as the temperature of a policy, which is a tensor on its own
-            say_left_out(_kinds(optimizers), reason)
-        else:
-            say_not_understood(reason)
+        self._refused.add(optimizers, reason, beside_others=bool(self.loops))
 
     @contextlib.contextmanager
     def _attaching(self) -> Iterator[None]:
@@ -329,12 +302,6 @@ def _call_new_hooks(module: nn.Module, args: tuple[Any, ...], before: Collection
             hook(module, args, {}) if key in module._forward_pre_hooks_with_kwargs else hook(module, args)
 
 
-def _kinds(optimizers: Sequence[Optimizer]) -> str:
-    """Return the classes of optimizers, such as `Adam, 3 x SGD`."""
-    numbers = Counter(type(optimizer).__name__ for optimizer in optimizers)
-    return ", ".join(kind if number == 1 else f"{number} x {kind}" for kind, number in numbers.items())
-
-
 def _pairs(tensors: Any, grad_tensors: Any) -> Iterator[tuple[Tensor, Tensor | None]]:
     """Yield the tensors of a backward pass with their factors."""
     several = [tensors] if isinstance(tensors, Tensor) else [*tensors]
@@ -342,12 +309,3 @@ def _pairs(tensors: Any, grad_tensors: Any) -> Iterator[tuple[Tensor, Tensor | N
     for tensor, factor in zip(several, factors, strict=False):
         if isinstance(tensor, Tensor):  # otherwise an edge of the graph
             yield tensor, factor
-
-
-@contextlib.contextmanager
-def _without_autocast() -> Iterator[None]:
-    """Leave autocast: a loop is found inside of a forward pass, and the checks of `watch` need full precision."""
-    with contextlib.ExitStack() as stack:
-        for device in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
-            stack.enter_context(torch.autocast(device, enabled=False))
-        yield

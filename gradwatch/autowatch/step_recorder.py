@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from gradwatch.autowatch.validation import Validation
 from gradwatch.probe.device.sync import is_on_host, to_float
 from gradwatch.probe.inert_hook import add_input_hook, remove_hooks
 from gradwatch.probe.nested import has_plain_values, tensors_of
@@ -33,11 +34,13 @@ class StepRecorder:
 
     Attributes:
         num_steps: Steps recorded so far.
+        validation: What the script evaluates between two steps.
     """
 
     def __init__(self, monitor: Monitor, called: Iterable[nn.Module], *, part: nn.Module | None = None) -> None:
         self._monitor = weakref.ref(monitor)
         self.num_steps = 0
+        self.validation = Validation()
         self._part = id(part)
         self._inputs: list[Any] = []
         self._batch: list[Any] = []
@@ -64,17 +67,19 @@ class StepRecorder:
     def record(self, loss: Tensor | None) -> None:
         """Record a step; its loss is None if no backward pass led to it."""
         batch = self._batch[0] if len(self._batch) == 1 else self._batch or None
-        self._batch = []
+        self._batch, val_loss = [], self.validation.end()
         self.num_steps += 1
         monitor = self._monitor()
         if monitor is not None:
-            monitor.step(loss, batch=batch)
+            monitor.step(loss, batch=batch, val_loss=val_loss)
 
     def detach(self) -> None:
         """Remove the hooks of the inputs."""
         remove_hooks(self._handles)
 
     def _keep_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if not torch.is_grad_enabled():
+            self.validation.is_running = True
         # passes for validation are not part of the batch
         if torch.is_grad_enabled() and module.training and len(self._inputs) < MAX_INPUTS:
             inputs = [value for value in (*args, *kwargs.values()) if value is not None and not _is_computed(value)]

@@ -6,11 +6,13 @@ import contextlib
 import functools
 import warnings
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
+from torch.nn import functional
 from torch.nn.modules.module import _IncompatibleKeys
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
@@ -20,6 +22,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.hooks import RemovableHandle
 
+from gradwatch.autowatch.validation import LOSS_FUNCTIONS
 from gradwatch.probe.graph.in_place import IN_PLACE
 from gradwatch.probe.inert_hook import inert_hook
 from gradwatch.probe.modules.loaded_weights import note_load
@@ -57,6 +60,8 @@ class TorchHooks:
         self._replace(torch.autograd, "backward", self._around_backward)
         self._replace(nn.Module, "zero_grad", self._around_clearing)
         self._replace(nn.Module, "load_state_dict", _around_load)
+        for name in LOSS_FUNCTIONS:
+            self._replace(functional, name, self._around_loss)
         self._replace(GradScaler, "scale", self._around_scale)
         self._replace(GradScaler, "step", self._around_scaler_step)
         self._replace(GradScaler, "update", self._around_update)
@@ -133,6 +138,18 @@ class TorchHooks:
             return run(module, *args, **kwargs)
 
         return zero_grad
+
+    def _around_loss(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        listener = self._listener
+
+        def loss(*args: Any, **kwargs: Any) -> Any:
+            result = run(*args, **kwargs)
+            if not torch.compiler.is_compiling():
+                listener.on_loss(run, args, kwargs, result)
+            return result
+
+        # TorchScript compiles the source of `run` with the global names of what it finds in its place
+        return FunctionType(loss.__code__, run.__globals__, run.__name__, None, loss.__closure__)
 
     def _around_scale(self, run: Callable[..., Any]) -> Callable[..., Any]:
         def scale(scaler: GradScaler, outputs: Any) -> Any:
