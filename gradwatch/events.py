@@ -415,6 +415,12 @@ WEIGHTS_NOT_LOADED = EventKind(
     text="load_state_dict(strict=False) loaded nothing: the state has {unexpected} where the model has {missing}, and "
     "none of its {tensors:.0f} names matches",
 )
+OWN_STATE_LOADED = EventKind(
+    name="own-state-loaded",
+    meaning="A state of an earlier step was loaded, but its tensors are still the model's own, so nothing changed.",
+    values={"since": "step at which the state was taken"},
+    text="load_state_dict restored nothing: the state of step {since:.0f} was not copied, so it has been trained since",
+)
 WEIGHTS_ALIKE = EventKind(
     name="weights-alike",
     meaning="All initial elements of adjacent weight matrices are equal.",

@@ -154,7 +154,7 @@ CAUSES: tuple[Cause, ...] = (
             "non-finite": 3,
             "gradient-spike": 1.5,
         },
-        excludes=frozenset({Condition.EMBEDDING, Condition.NOT_LOADED}),
+        excludes=frozenset({Condition.EMBEDDING}),
         conditions={
             Condition.FAINT_SIGNAL: 4,
             Condition.AT_START: 2,
@@ -173,7 +173,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause(
         id="names-of-another-model",
         name="pretrained weights that were not loaded",
-        leads={"poor-initialization": 25},
+        leads={"failed-load": 25},
         explains={"loss-plateau": 2, "overfitting": 2},
         requires=frozenset({Condition.NOT_LOADED}),
         because=(
@@ -183,6 +183,19 @@ CAUSES: tuple[Cause, ...] = (
         confirm="Print the return value of load_state_dict: its missing_keys lists every parameter of the model.",
         remedies=("match_names",),
         source="https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.load_state_dict",
+    ),
+    Cause(
+        id="state-not-copied",
+        name="a state that was kept without a copy",
+        leads={"failed-load": 25},
+        excludes=frozenset({Condition.NOT_LOADED}),
+        because=(
+            "state_dict() returns the tensors of the model, which each update changes. So the state of an earlier step "
+            "is always the newest one."
+        ),
+        confirm="Compare one weight of the kept state before and after an update: it changes with the model.",
+        remedies=("copy_state",),
+        source="https://docs.pytorch.org/tutorials/beginner/saving_loading_models.html",
     ),
     Cause(
         id="large-embeddings",

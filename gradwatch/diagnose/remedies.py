@@ -227,6 +227,7 @@ KNOWN: dict[str, Build] = {
         "rename the entries of the state to match the model, and load with strict=True",
         'model.load_state_dict({name.removeprefix("module."): value for name, value in state.items()})',
     ),
+    "copy_state": _fixed("copy the state that is kept", "best = copy.deepcopy(model.state_dict())"),
     "watch_again": _fixed(
         "close the monitor, and call gradwatch.watch with the new model and optimizer: one run for each",
         "monitor.close()\nmonitor = gradwatch.watch(model, optimizer)",

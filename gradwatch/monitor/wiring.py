@@ -31,6 +31,7 @@ from gradwatch.probe.gradients.update_order import UpdateOrder
 from gradwatch.probe.gradients.zero_grad import ZeroGradCheck
 from gradwatch.probe.inert_hook import Removable, takes_hooks
 from gradwatch.probe.inspections import HookedInspection, Inspections
+from gradwatch.probe.modules.own_state import OwnStates
 from gradwatch.probe.parameters import list_parameters, named_modules
 from gradwatch.records import ActivationInfo, RunInfo
 from gradwatch.render.own_loop.finding_handler import FindingStop
@@ -152,6 +153,9 @@ def build_monitor(
         "the check of cleared gradients": functools.partial(ZeroGradCheck, optimizers, pipeline.add_event, names=names),
         "the check of left gradients": functools.partial(LeftGradients, optimizers, pipeline.add_event),
         "the order of updates": functools.partial(UpdateOrder, ordered),
+        "the states of the models": functools.partial(
+            OwnStates, models, pipeline.add_event, lambda: pipeline.next_step
+        ),
         "the gradients of shared weights": functools.partial(
             OpposedOptimizers, optimizers, params, history.info.layers
         ),

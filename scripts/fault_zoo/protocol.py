@@ -54,6 +54,7 @@ FAULTS = {
     "unstable-formula": "a formula of the loss overflows, cancels or has an infinite gradient somewhere",
     "graph-leak": "the autograd graphs of past steps stay in memory",
     "evaluation-with-graph": "an evaluation builds autograd graphs that nothing uses",
+    "failed-load": "a state is loaded and changes nothing",
     "memory-growth": "the memory in use grows from step to step",
     "memory-fragmentation": "much of the reserved memory is in pieces that are too small to use",
     "out-of-memory": "an allocation fails",

@@ -281,7 +281,7 @@ def count_of(kind):
     return sum(type(thing) is kind for thing in gc.get_objects())
 
 
-@pytest.mark.parametrize(("prefix", "kinds"), [("module.", {"poor-initialization"}), ("", set())])
+@pytest.mark.parametrize(("prefix", "kinds"), [("module.", {"failed-load"}), ("", set())])
 def test_a_load_that_matches_no_name_of_the_model_is_found(prefix, kinds, unedited, monitors):
     with unedited():
         model = make()
@@ -291,7 +291,7 @@ def test_a_load_that_matches_no_name_of_the_model_is_found(prefix, kinds, unedit
 
     (monitor,) = monitors
     monitor.close()
-    found = [finding for finding in monitor.findings() if finding.kind == "poor-initialization"]
+    found = [finding for finding in monitor.findings() if finding.kind == "failed-load"]
     assert bool(keys.missing_keys) == bool(kinds)
     assert {finding.kind for finding in found} == kinds
     assert all(finding.severity is Severity.WARNING and finding.since == 0 for finding in found)

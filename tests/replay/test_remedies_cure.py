@@ -34,6 +34,7 @@ UNTESTED = {
     "own_parameters": "tests/probe/gradients/test_opposed_optimizers.py has both, with two optimizers",
     "watch_again": "tests/end_to_end/watch/test_next_model.py has one monitor for two models, and one for each",
     "match_names": "the load precedes the loop; tests/autowatch/test_scripts.py has the script with both names",
+    "copy_state": "tests/probe/modules/test_own_state.py has both, with a copy and without",
     "smaller_batch": "gradwatch plans the change that fits, in tests/end_to_end/bad_input/test_out_of_memory.py",
 }
 """Remedies without a planted fault, each with the reason."""

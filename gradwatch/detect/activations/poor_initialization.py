@@ -11,7 +11,6 @@ import numpy as np
 
 from gradwatch.detect import Example
 from gradwatch.detect.activations.poor_initialization_rules.equal_weights import find_equal_units, find_zero_weights
-from gradwatch.detect.activations.poor_initialization_rules.failed_loads import find_failed_loads
 from gradwatch.detect.activations.poor_initialization_rules.first_loss import find_high_first_loss, find_large_outputs
 from gradwatch.detect.activations.poor_initialization_rules.large_weights import find_large_weights
 from gradwatch.detect.activations.poor_initialization_rules.small_weights import find_small_weights
@@ -21,7 +20,6 @@ from gradwatch.events import (
     FIRST_OUTPUTS,
     MATRIX,
     WEIGHTS_ALIKE,
-    WEIGHTS_NOT_LOADED,
     WEIGHTS_OFFSET,
 )
 from gradwatch.history.store import History
@@ -65,8 +63,7 @@ class PoorInitialization:
     names a layer on whose scale the loss depends `dominance` times as much as on any other. (5) In a
     model without normalization, hidden layers have gains below `faint`, and the gradient of the median weight is `lost`
     orders of magnitude below the gradient of the output's bias. (6) All matrices are zero, and at most one has a
-    gradient, which biases bring. (7) Under `gradwatch run`: `load_state_dict(strict=False)` matched no parameter, and
-    nothing has written to them since. (8) The first outputs of a squared error are `excess` times as large as their
+    gradient, which biases bring. (7) The first outputs of a squared error are `excess` times as large as their
     targets.
 
     Exceptions to the rules: a first layer may be scaled up on purpose (sinusoidal networks, random features), and a
@@ -92,9 +89,9 @@ class PoorInitialization:
             output is the prediction.
         dominance: Norm of a layer's weight times the norm of its gradient, in units of the next largest product, from
             which (4) names the layer. 5: layers in a row that only multiply have similar products.
-        excess: Root mean square of the first outputs, in units of that of their targets, for (8). 100: with standard
+        excess: Root mean square of the first outputs, in units of that of their targets, for (7). 100: with standard
             initializations and scaled data, outputs are no larger than a few units.
-        size: Root mean square from which outputs are too large, for (8). 30: targets of small numbers are no fault of
+        size: Root mean square from which outputs are too large, for (7). 30: targets of small numbers are no fault of
             the weights.
     """
 
@@ -116,7 +113,6 @@ class PoorInitialization:
         if history.step >= self.every or history.param.steps()[0] != 0:
             return
         # causes first: the high first loss is reported only if no layer explains it
-        yield from find_failed_loads(self, history)
         yield from find_equal_units(self, history)
         yield from find_zero_weights(self, history, layers=self.layers)
         yield from find_small_weights(self, history, faint=self.faint, lost=self.lost, layers=self.layers)
@@ -163,9 +159,6 @@ class PoorInitialization:
         copies = Synthetic(steps=20).add_event(WEIGHTS_ALIKE, layer="layers.3", text="all weights are equal")
         yield Example("deviations of random weights, as the argument of a softplus", _deviations())
         yield Example("units that are copies of each other", copies.history(), ("layers.3",))
-        state = {"tensors": 62.0}
-        unloaded = Synthetic(steps=20).add_event(WEIGHTS_NOT_LOADED, layer="layers", values=state, text="other names")
-        yield Example("a load that matched no name", unloaded.history(), ("layers",))
         yield Example("embeddings that are multiplied, initialized for it", _multiplied(0.1, 0.1)[0])
         yield Example("embeddings from N(0, 1) that are looked up only", _multiplied(1.0, 1.0, is_noted=False)[0])
         grown = Synthetic(steps=60)

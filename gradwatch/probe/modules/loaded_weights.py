@@ -12,7 +12,7 @@ from gradwatch.events import WEIGHTS_NOT_LOADED, Observation
 from gradwatch.probe.parameters import Models, named_modules
 
 
-class FailedLoad(NamedTuple):
+class UnmatchedLoad(NamedTuple):
     """A load with `strict=False` that matched no parameter.
 
     Args:
@@ -28,7 +28,7 @@ class FailedLoad(NamedTuple):
     writes: int
 
 
-FAILED: WeakKeyDictionary[nn.Module, FailedLoad] = WeakKeyDictionary()
+FAILED: WeakKeyDictionary[nn.Module, UnmatchedLoad] = WeakKeyDictionary()
 """Failed loads of modules that no later load has made up for."""
 
 
@@ -42,7 +42,7 @@ def note_load(module: nn.Module, *, missing: Sequence[str], unexpected: Sequence
     """
     names = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     if names and unexpected and names <= set(missing):
-        FAILED[module] = FailedLoad(missing[0], unexpected[0], len(unexpected), _writes(module))
+        FAILED[module] = UnmatchedLoad(missing[0], unexpected[0], len(unexpected), _writes(module))
         return
     inside = set(module.modules())
     for failed in [*FAILED]:

@@ -157,8 +157,8 @@ def train_from_checkpoint(attach: Attach, *, stripped: bool) -> float:
 
 
 @case(
-    fault="poor-initialization",
-    also=("learning-rate-too-low", "loss-plateau"),
+    fault="failed-load",
+    also=("poor-initialization", "learning-rate-too-low", "loss-plateau"),
     tolerate=("vanishing-gradient",),
     onset=0,
     source="https://github.com/pytorch/examples/issues/1029",
