@@ -390,6 +390,8 @@ class RunInfo:
         world_size: Number of ranks; 1 if the training is not distributed.
         initial_rates: Learning rate that a scheduler multiplies, for each group of the optimizers; None for a group
             without a scheduler when `watch` was called.
+        initial_decays: Weight decay of each group of the optimizers when `watch` was called; None for a group without
+            this setting.
         shards: The parameter tensors that ranks hold together; empty if every rank has whole tensors.
     """
 
@@ -414,6 +416,7 @@ class RunInfo:
     rank: int = 0
     world_size: int = 1
     initial_rates: tuple[float | None, ...] = ()
+    initial_decays: tuple[float | None, ...] = ()
     shards: tuple[ShardInfo, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -433,11 +436,13 @@ class RunInfo:
             for shard in data.get("shards", ())
         )
         rates = tuple(data.get("initial_rates", ()))
+        decays = tuple(data.get("initial_decays", ()))
         tuples = {
             "layers": layers,
             "activations": activations,
             "models": models,
             "initial_rates": rates,
+            "initial_decays": decays,
             "shards": shards,
         }
         return cls(**data | tuples | {"data": trained_on})

@@ -1168,7 +1168,8 @@ CAUSES: tuple[Cause, ...] = (
             "gradient-spike": 1.5,
         },
         requires=frozenset({Condition.SHRUNK_WEIGHTS}),
-        excludes=frozenset({Condition.UNUSED_LATENT}),  # the divergence from the prior shrinks weights, too
+        # the divergence from the prior shrinks weights, too, and so does the gradient of a linear model
+        excludes=frozenset({Condition.UNUSED_LATENT, Condition.SOLVED_BY_ZERO}),
         because=(
             "The decay takes more from the weights than the gradient gives them, until only the biases of the outputs "
             "are left."

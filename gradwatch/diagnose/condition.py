@@ -151,6 +151,9 @@ class Condition(enum.Enum):
     SHRUNK_WEIGHTS = enum.auto()
     """Half of the weight matrices have shrunk to a small part of their first norms, or only shrink."""
 
+    SOLVED_BY_ZERO = enum.auto()
+    """The optimizers have no weight decay, and the model is one matrix: its gradient alone may lead to weights of 0."""
+
     OUTPUTS_AVERAGED = enum.auto()
     """The loss depends on the mean of the outputs of a batch alone."""
 

@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 
+from gradwatch.detect.features.structure import structure_of
 from gradwatch.diagnose.condition import Condition, DataCondition, Fact, RankCondition
 from gradwatch.diagnose.gradient_noise import noise_scale
 from gradwatch.diagnose.graph_notes import layers_of
@@ -128,7 +129,15 @@ def _of_model(history: History) -> dict[Fact, bool]:
         Condition.FAINT_SIGNAL: _is_faint(history),
         Condition.ZERO_WEIGHTS: _is_zeroed(history),
         Condition.FROZEN: not any(layer.trainable for layer in info.layers),
+        Condition.SOLVED_BY_ZERO: _is_solved_by_zero(history),
     }
+
+
+def _is_solved_by_zero(history: History) -> bool:
+    """Return whether the gradient alone may lead to weights of 0, as in a linear model whose inputs say nothing."""
+    decays = history.info.initial_decays
+    has_no_decay = bool(decays) and all(decay == 0 for decay in decays)  # None is unknown
+    return has_no_decay and len(structure_of(history).matrices.indices_M) == 1
 
 
 def _of_layer(history: History, leading: Finding) -> dict[Fact, bool]:

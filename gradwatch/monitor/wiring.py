@@ -96,16 +96,17 @@ def inspect(
         models=tuple(models),
         rank=rank,
         world_size=world_size,
-        initial_rates=tuple(_initial_rate(group) for o in optimizers for group in o.param_groups),
+        initial_rates=tuple(_number(group, "initial_lr") for o in optimizers for group in o.param_groups),
+        initial_decays=tuple(_number(group, "weight_decay") for o in optimizers for group in o.param_groups),
         shards=find_shards(params) if world_size > 1 else (),
     )
     return list(params), info
 
 
-def _initial_rate(group: Mapping[str, Any]) -> float | None:
-    """Return the learning rate that a scheduler of torch multiplies, or None if none has been made."""
-    rate = group.get("initial_lr")
-    return None if rate is None else float(rate)
+def _number(group: Mapping[str, Any], key: str) -> float | None:
+    """Return a setting of a group, or None. A scheduler of torch adds `initial_lr`, the rate that it multiplies."""
+    value = group.get(key)
+    return None if value is None else float(value)
 
 
 def build_monitor(

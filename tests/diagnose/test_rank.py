@@ -13,7 +13,7 @@ from gradwatch.diagnose.rank import diagnose
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.pipeline.redetect import redetect
-from gradwatch.records import ActivationInfo, Finding, Severity
+from gradwatch.records import ActivationInfo, Finding, Quantity, Severity
 
 CODES = {kind: f"GW{i}" for i, kind in enumerate(sorted({k for c in CAUSES for k in (*c.leads, *c.explains)}))}
 
@@ -81,6 +81,18 @@ def test_updates_that_point_at_the_origin_are_laid_to_a_decay():
     history = redetect(make_contracting(), detectors())
 
     assert diagnose(history)[0].cause_id == "strong-weight-decay"
+
+
+@pytest.mark.parametrize(
+    ("decays", "matrices", "is_decay"), [((0.0,), 1, False), ((0.01,), 1, True), ((), 1, True), ((0.0,), 2, True)]
+)
+def test_weights_of_a_linear_model_that_shrink_without_a_decay_are_laid_to_something_else(decays, matrices, is_decay):
+    made = Synthetic(steps=200, layers=matrices)
+    made.info = replace(made.info, initial_decays=decays)
+    shrunk = Quantity(key="weight.l2.shrunk_decades", value=2.0)
+    history = with_findings(made, replace(found("loss-plateau", 160), evidence=(shrunk,)))
+
+    assert (diagnose(history)[0].cause_id == "strong-weight-decay") == is_decay
 
 
 def test_a_nan_out_of_the_calm_is_laid_to_a_formula():
