@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, final
 
+import numpy as np
+
 from gradwatch.detect import Example
 from gradwatch.detect.features.finding import Sign, findings_of
 from gradwatch.detect.features.structure import structure_of
@@ -44,7 +46,8 @@ class LayerImbalance:
 
     How it is detected: (1) A leading matrix: the size of a gradient element (root mean square) in each weight matrix.
     The largest has to lie far above the second largest at every step of a window. Biases, norms, scalars and embeddings
-    are left out, because their gradients differ in size by nature; so is the output layer of a deeper network. (2) A
+    are left out, because their gradients differ in size by nature; so is the output layer of a deeper network. It is
+    info if the fall of the others made most of the lead, and none was there at the start. (2) A
     dominant head, in the first 64 steps, if the model has several output layers side by side. Their gradients meet in
     the layers they share, where the largest decides what is learned. (3) Inputs of another unit: the gradient of a
     layer's weight in units of its bias's is the size of its inputs. The layer must leave almost nothing of the norm, or
@@ -75,8 +78,8 @@ class LayerImbalance:
         starved: Gradient of another matrix, in units of the layer's own over the size of its inputs, up to which it
             gets almost nothing, for (3). 10: what is left if these inputs dominate a normalization.
         group_size: Least number of matrices in the part, and in the rest, for (4). 2: single ones are compared by (1).
-        group_first_decades: Largest distance of the part from the rest at the start, in powers of ten, for (4). 1: a
-            part that led by more from the first step has not outgrown the rest.
+        group_first_decades: Largest distance of the part from the rest at the start, in powers of ten, for (4), and of
+            the leader, for (1). 1: a part that led by more from the first step has not outgrown the rest.
         rest_fall_decades: Largest fall of the rest since the start, in powers of ten, for (4). 1: gradients that die in
             the rest are not growth of the part.
     """
@@ -123,6 +126,7 @@ class LayerImbalance:
             shallow_matrices=self.shallow_matrices,
             output_input_size=self.output_input_size,
             own_rate=self.own_rate,
+            first_decades=self.group_first_decades,
         )
         yield from find_growing_group(
             history,
@@ -173,6 +177,9 @@ class LayerImbalance:
             "the output layer has as large a gradient, because of its inputs", output.history(), output.names(4)
         )
         yield Example("vanishing gradients have a second largest", Synthetic(steps=40).vanishing(decades=12).history())
+        fallen = Synthetic(steps=60)
+        fallen.grad_l2_TL[20:, np.arange(fallen.grad_l2_TL.shape[1]) != 4] /= 1e4
+        yield Example("all others fall behind a layer: for information", fallen.history(), fallen.names(4))
         known = Synthetic(steps=40).imbalance(4, factor=1e4).own_rate(4, factor=1e-3)
         yield Example(
             "a layer of another unit has a lower rate of its own: for information", known.history(), known.names(4)

@@ -35,3 +35,12 @@ def test_a_low_rate_that_all_layers_share_makes_up_for_nothing(replay):
     sick = Synthetic(steps=40, lr=1e-6).imbalance(4, factor=1e4)
 
     assert [finding.severity for finding in replay(sick.history(), [LayerImbalance()])] == [Severity.WARNING]
+
+
+@pytest.mark.parametrize(("fall", "growth", "severity"), [(1e4, 1, Severity.INFO), (10, 1e3, Severity.WARNING)])
+def test_a_lead_that_comes_from_the_fall_of_all_others_is_for_information(fall, growth, severity, replay):
+    sick = Synthetic(steps=60)
+    sick.grad_l2_TL[20:] /= fall
+    sick.grad_l2_TL[20:, 4] *= fall * growth
+
+    assert {finding.severity for finding in replay(sick.history(), [LayerImbalance()])} == {severity}

@@ -4,6 +4,9 @@ Biases, norms, scalars and embeddings are left out: their gradients differ in si
 deeper network is left out too: if it leads, the other matrices are compared instead. The largest of them must stand out
 from a group instead of being the upper end of a slope.
 
+A lead that began with the fall of all others is for information: they pass on less, as behind attention that has become
+one-hot or weights that are clipped, and the leader is no larger than it was.
+
 Wrong for a head that is zero-initialized, or has a much larger loss weight, on purpose.
 """
 
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gradwatch.detect.features.baseline import first_measured
 from gradwatch.detect.features.finding import Sign, format_factor
 from gradwatch.detect.features.robust_stats import Floats, log10, median
 from gradwatch.detect.features.scope import module_of
@@ -31,6 +35,7 @@ def find_leading_matrix(
     shallow_matrices: int,
     output_input_size: float,
     own_rate: float,
+    first_decades: float,
 ) -> Sign | None:
     """Return a sign for the matrix with a gradient far above all others.
 
@@ -42,6 +47,7 @@ def find_leading_matrix(
         shallow_matrices: Maximum number of weight matrices with which the output layer counts too.
         output_input_size: Size of the output layer's inputs below which it does not lead.
         own_rate: Rate of the layer's group, over the lowest rate of the others, that makes up for its gradient.
+        first_decades: Lead at the first step, in powers of ten, above which the matrix led from the start.
     """
     newest_M = np.sort(matrix_rms(history, history.param.newest("grad.l2")))  # nan comes last
     if float(newest_M[-1]) < 10**decades * float(newest_M[-3:][0]):  # cheap: the leader is not far above the third
@@ -66,6 +72,9 @@ def find_leading_matrix(
         return None
     tensor = int(structure_of(history).matrices.indices_M[top])
     layer = module_of(history, tensor)
+    is_harmless = has_lower_rate(history, tensor, own_rate=own_rate) or _has_lead_by_fall(
+        history, level_M, top, first_decades=first_decades
+    )
     others = "layer" if level_M[top] == np.nanmax(level_M) else "layer before the output"
     return Sign(
         f"the gradient of {layer} is at least {format_factor(10**lead)} times the gradient of any other {others}",
@@ -85,8 +94,16 @@ def find_leading_matrix(
             Quantity(key="grad.element", label="gradient element", value=float(10 ** level_M[top])),
         ),
         layer=layer,
-        severity=Severity.INFO if has_lower_rate(history, tensor, own_rate=own_rate) else None,
+        severity=Severity.INFO if is_harmless else None,
     )
+
+
+def _has_lead_by_fall(history: History, level_M: Floats, top: int, *, first_decades: float) -> bool:
+    """Return whether the matrix did not lead at first, and the fall of the others made most of its lead."""
+    first_M = log10(matrix_rms(history, first_measured(history, "grad.l2")))
+    lead, first_lead = (float(log_M[top] - np.fmax.reduce(np.delete(log_M, top))) for log_M in (level_M, first_M))
+    growth = float(level_M[top] - first_M[top])
+    return first_lead <= first_decades and growth < (lead - first_lead) / 2  # False for nan: no gradient at first
 
 
 def _pick_leader(
