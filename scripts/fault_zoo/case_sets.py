@@ -22,6 +22,7 @@ SETS = (
     "fixes",
     "stories",
     "advice",
+    "diaries",
 )
 """`dev` was open while gradwatch was written, `opened` judged an earlier version first, `published` holds reported
 bugs, and so do the sets after it, by people who had not read gradwatch.

@@ -47,6 +47,7 @@ def run_zoo(*options):
         ("fixes", 24, 24),
         ("stories", 20, 20),
         ("advice", 20, 20),
+        ("diaries", 20, 20),
     ],
 )
 def test_a_set_has_its_cases(name, faulty, healthy):
@@ -87,7 +88,7 @@ def test_a_faulty_and_a_healthy_script_give_their_rows(tmp_path, monkeypatch, ca
         (
             ("--set", "devv"),
             "error: --set: got 'devv', expected one of dev, opened, published, reports, practice, forums, mailing, "
-            "trackers, questions, threads, fixes, stories, advice; ",
+            "trackers, questions, threads, fixes, stories, advice, diaries; ",
         ),
         (("--only", "no-such-case"), "error: --only: no case of dev matches no-such-case\n"),
         (("--monitor", "no.module:attach"), "error: --monitor: 'no.module:attach' cannot be imported: "),
