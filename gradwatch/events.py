@@ -576,6 +576,21 @@ LABELS_EQUAL = EventKind(
     values={"labels": "labels", "class": "index of the class"},
     text="all {labels:.0f} labels that were read are class {class:.0f}",
 )
+MAJORITY_PREDICTED = EventKind(
+    name="predictions-majority",
+    meaning="Every prediction of many sampled steps is one class, though some labels are others.",
+    values={
+        "class": "index of the class",
+        "share": "fraction of the labels of this class",
+        "others": "labels of other classes",
+    },
+    text="every prediction is class {class:.0f}; {others:.0f} labels that were read are others",
+)
+MINORITY_PREDICTED = EventKind(
+    name="predictions-minority",
+    meaning="After predictions of a single class, another class is predicted, too.",
+    text="another class is predicted, too",
+)
 FIRST_OUTPUTS = EventKind(
     name="outputs-first",
     meaning="The first outputs of a squared error are at least ten times as large as their targets.",

@@ -1012,6 +1012,20 @@ CAUSES: tuple[Cause, ...] = (
         source="Karpathy 2019, https://karpathy.github.io/2019/04/25/recipe/ (become one with the data)",
     ),
     Cause(
+        id="class-imbalance",
+        name="imbalanced classes",
+        leads={"majority-class": 20},
+        explains={"loss-plateau": 2},
+        because=(
+            "Every label counts alike, so rare classes give a small part of the gradient. Unless a sample is more "
+            "likely than not to be of a rare class, the best model predicts the majority class."
+        ),
+        confirm="Count the labels of each class, and measure precision and recall at lower thresholds.",
+        remedies=("weigh_classes",),
+        source="Lin et al. 2017, sec. 3, https://arxiv.org/abs/1708.02002; He and Garcia 2009, "
+        "https://doi.org/10.1109/TKDE.2008.239",
+    ),
+    Cause(
         id="constant-batch",
         name="same batch at every step",
         leads={"constant-batch": 10},

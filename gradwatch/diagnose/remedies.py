@@ -214,6 +214,10 @@ KNOWN: dict[str, Build] = {
     "inspect_labels": _fixed(
         "count the labels of an epoch, and fix the code that makes them equal; shuffle sorted data"
     ),
+    "weigh_classes": _fixed(
+        "if the rare classes matter, weight them more in the loss, draw them more often, or lower the threshold",
+        "loss_fn = torch.nn.BCEWithLogitsLoss(pos_weight=num_negative / num_positive)",
+    ),
     "average_last": _fixed(
         "take the mean of the squared errors, not the square of the mean error",
         "loss = (model(inputs) - targets).square().mean()",

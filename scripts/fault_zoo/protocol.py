@@ -49,6 +49,7 @@ FAULTS = {
     "overfitting": "the training loss falls while the validation loss rises",
     "loss-plateau": "the loss does not decrease and no other kind explains it",
     "attention-collapse": "attention logits so large that heads look at single keys",
+    "majority-class": "a classifier that predicts nothing but the majority class",
     "target-leakage": "a language model that sees the token that it is to predict",
     "policy-divergence": "a policy that has moved far from the one that drew its samples",
     "unstable-formula": "a formula of the loss overflows, cancels or has an infinite gradient somewhere",

@@ -39,6 +39,7 @@ STATISTICS = {
     "constant-batch": ("batch_hash",),
     "probabilities-into-loss": ("loss",),
     "target-leakage": ("loss",),
+    "majority-class": ("loss",),
     "policy-divergence": ("policy.divergence",),
     "train-eval-mismatch": ("loss", "val_loss"),
     "overfitting": ("loss", "val_loss"),
@@ -49,7 +50,7 @@ DEFAULT = ("grad.l2", "loss")
 IN_ONE_CHART = ("loss", "val_loss")
 LINEAR = ("act.", "attention.entropy", "grad.zero_frac", "skipped", "batch_hash")
 
-FROM_EVENTS = ("probabilities-into-loss", "target-leakage", "train-eval-mismatch")
+FROM_EVENTS = ("majority-class", "probabilities-into-loss", "target-leakage", "train-eval-mismatch")
 """Kinds whose statistics look healthy: they are read from the autograd graph or the modes of modules."""
 
 WIDTH, GAP, MARGIN = 340, 40, 56  # pixels

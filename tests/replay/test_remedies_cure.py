@@ -23,6 +23,7 @@ UNTESTED = {
     "find_operation": "names the operation and changes nothing",
     "larger_batch": "a lower noise takes longer to show than the tests may take",
     "no_grad": "its finding is a note; the healthy loops of tests/probe/memory evaluate without autograd",
+    "weigh_classes": "its finding is a note; tests/detect/data_and_loss/test_majority_class.py has weighted classes",
     "bound_collection": "memory takes longer to fill than the tests may take",
     "expandable_segments": "there is no allocator of CUDA without a GPU",
     "normalize_queries": "heads take longer to collapse than the tests may take; scripts/studies/lead_time.py has both",

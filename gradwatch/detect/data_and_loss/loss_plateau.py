@@ -85,8 +85,8 @@ class LossPlateau:
     of the matrices, with half of their numbers, brought them nearer to 0, with `constant_left` of the first loss left.
 
     Exceptions to the rules: info is the loss of several optimizers, or of a model behind another learner, as in a game;
-    of a policy gradient whose advantages have both signs; of a model that was trained before; and of weights that have
-    moved by less than `travel` of themselves, as in a slow model.
+    of a policy gradient whose advantages have both signs; of a model that was trained before; of weights that have
+    moved by less than `travel` of themselves, as in a slow model; and (3) if a class is rare and never predicted.
 
     Source: Karpathy 2019, "A recipe for training neural networks", https://karpathy.github.io/2019/04/25/recipe/; Wald
     1945, "Sequential tests of statistical hypotheses", https://doi.org/10.1214/aoms/1177731118; Hermans et al. 2017,

@@ -10,6 +10,8 @@ from gradwatch.events import (
     ADVERSARY,
     ASCENDED,
     CHOSEN_OUTPUTS,
+    MAJORITY_PREDICTED,
+    MINORITY_PREDICTED,
     PADDED_INPUT,
     PADDING_READ,
     POLICY,
@@ -25,6 +27,13 @@ def events_of(history: History, kind: EventKind) -> Iterator[Event]:
     for event in history.events:
         if event.kind == kind.name and event.step <= history.step:
             yield event
+
+
+def majority_event(history: History) -> Event | None:
+    """Return the event that only the majority class is predicted, or None if other classes are predicted, too."""
+    changes = (*events_of(history, MAJORITY_PREDICTED), *events_of(history, MINORITY_PREDICTED))
+    newest = max(changes, key=lambda event: event.step, default=None)
+    return newest if newest is not None and newest.kind == MAJORITY_PREDICTED.name else None
 
 
 def reads_padding(history: History, layer: str) -> bool:

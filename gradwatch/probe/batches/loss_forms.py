@@ -30,7 +30,38 @@ class PairingGain(NamedTuple):
     variance: float
 
 
-def of_classes(scores: Floats, gradient: Floats, dim: int) -> PairingGain | None:
+class LabeledScores(NamedTuple):
+    """Scores whose labels the gradient of a cross entropy has revealed.
+
+    Args:
+        scores: Log-probabilities of shape (N, C); logits of any shape for a binary cross entropy.
+        labels: Label of each sample, of shape (N,); the labels of a binary cross entropy, in the shape of the scores.
+    """
+
+    scores: Floats
+    labels: NDArray[np.int64]
+
+    @property
+    def is_binary(self) -> bool:
+        """Return whether each score decides between two classes."""
+        return self.scores.shape == self.labels.shape
+
+    @property
+    def predicted(self) -> NDArray[np.int64]:
+        """Return the most likely class of each label."""
+        classes: NDArray[np.int64] = (self.scores > 0).astype(np.int64) if self.is_binary else self.scores.argmax(1)
+        return classes
+
+    def gain(self) -> PairingGain:
+        """Return the gain of predictions with their own labels."""
+        if self.is_binary:
+            labels = self.labels.astype(np.float64)
+            return PairingGain(_entropy(labels) + _entropy(1 - labels), *_covariance(self.scores, labels))
+        labels_NC = np.eye(self.scores.shape[1])[self.labels]
+        return PairingGain(_entropy(labels_NC), *_covariance(self.scores, labels_NC))
+
+
+def of_classes(scores: Floats, gradient: Floats, dim: int) -> LabeledScores | None:
     """Match a cross entropy of scores, or a likelihood of log-probabilities, over one dimension."""
     size = scores.shape[dim]
     scores_NC, gradient_NC = (np.moveaxis(t, dim, -1).reshape(-1, size) for t in (scores, gradient))
@@ -38,10 +69,7 @@ def of_classes(scores: Floats, gradient: Floats, dim: int) -> PairingGain | None
     if not counts_N.all():
         scores_NC, gradient_NC = scores_NC[counts_N], gradient_NC[counts_N]
     labels_N = labels_of_classes(scores_NC, gradient_NC)
-    if labels_N is None:
-        return None
-    labels_NC = np.eye(size)[labels_N]
-    return PairingGain(_entropy(labels_NC), *_covariance(_log_softmax(scores_NC), labels_NC))
+    return None if labels_N is None else LabeledScores(_log_softmax(scores_NC), labels_N)
 
 
 def labels_of_classes(scores_NC: Floats, gradient_NC: Floats) -> NDArray[np.int64] | None:
@@ -66,9 +94,9 @@ def _log_softmax(scores_NC: Floats) -> Floats:
     return above_NC - np.log(sums_N1)
 
 
-def of_labels(scores: Floats, gradient: Floats) -> PairingGain | None:
+def of_labels(scores: Floats, gradient: Floats) -> LabeledScores | None:
     """Match a binary cross entropy of scores, or of probabilities."""
-    labels = (gradient < 0).astype(np.float64)
+    labels = (gradient < 0).astype(np.int64)
     sides = 2 * labels - 1
     if not _is_multiple(gradient, 1 / (1 + np.exp(-scores)) - labels):
         # the gradient of log(1 - p) or log(p); nan if a score is not a probability, which matches nothing
@@ -76,7 +104,7 @@ def of_labels(scores: Floats, gradient: Floats) -> PairingGain | None:
         if not _is_multiple(gradient, -sides / np.abs(1 - labels - scores)):
             return None
         scores = np.log(scores / (1 - scores))
-    return PairingGain(_entropy(labels) + _entropy(1 - labels), *_covariance(scores, labels))
+    return LabeledScores(scores, labels)
 
 
 def of_squares(scores: Floats, gradient: Floats, loss: float) -> PairingGain | None:

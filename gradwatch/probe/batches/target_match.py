@@ -18,6 +18,7 @@ from gradwatch.events import FIRST_OUTPUTS, TARGETS_UNREACHABLE, Observation
 from gradwatch.probe.batches.loss_forms import (
     MIN_SAMPLES,
     Floats,
+    LabeledScores,
     PairingGain,
     dot,
     of_classes,
@@ -33,6 +34,7 @@ from gradwatch.probe.batches.output_range import (
     range_of,
     unreachable_share,
 )
+from gradwatch.probe.batches.predicted_classes import PredictedClasses
 from gradwatch.probe.batches.sample_contrast import SampleContrast
 from gradwatch.probe.batches.target_fit import FitState
 from gradwatch.probe.device.sync import Arrival, can_be_read
@@ -169,7 +171,7 @@ class TargetMatch:
         self._made_by: dict[int, LastOperation] = {}
         self._calls = 0
         self._sent: deque[StepRead] = deque()
-        self._fit, self._contrast = FitState(), SampleContrast()
+        self._fit, self._contrast, self._classes = FitState(), SampleContrast(), PredictedClasses()
         self._activation: str | None = None  # its name, once a range is known
         self._beyond = 0.0  # share of the targets of the last read that are out of range
         self._is_range_reported = False
@@ -178,7 +180,7 @@ class TargetMatch:
     @property
     def is_over(self) -> bool:
         """Return whether nothing more is read."""
-        return self._fit.is_over and self._contrast.is_over
+        return self._fit.is_over and self._contrast.is_over and self._classes.is_over
 
     def clear(self) -> None:
         """Drop the data and the hooks of the previous step."""
@@ -187,7 +189,8 @@ class TargetMatch:
 
     def state(self) -> dict[str, Any]:
         """Return plain data that `restore` reads back."""
-        return {**self._fit.state(), "is_range_told": self._is_range_reported, "contrast": self._contrast.state()}
+        parts = {"contrast": self._contrast.state(), "classes": self._classes.state()}
+        return {**self._fit.state(), "is_range_told": self._is_range_reported, **parts}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from the result of `state`."""
@@ -196,6 +199,8 @@ class TargetMatch:
         self._is_range_reported = state.get("is_range_told", False)  # older states have none
         if "contrast" in state:
             self._contrast.restore(state["contrast"])
+        if "classes" in state:
+            self._classes.restore(state["classes"])
 
     def watch(self, call: ForwardCall, /) -> None:
         """Hook the outputs of a model, to read their gradients in the next backward pass."""
@@ -223,8 +228,10 @@ class TargetMatch:
         read = self._read[used[0]] if len(used) == 1 else []
         if 0 < len(read) == self._calls <= MAX_CALLS:
             self._sent.append(StepRead.send(read, self._made_by[used[0]], loss))
-        elif not self._fit.is_over:
-            self._fit.add(None)
+        else:
+            self._classes.add(None)
+            if not self._fit.is_over:
+                self._fit.add(None)
         self.clear()
         # the first values are waited for: the start of a run is judged soon
         while self._sent and (self._is_first or self._sent[0].arrival.is_ready):
@@ -235,10 +242,12 @@ class TargetMatch:
         read, loss = step.arrived()
         # scores that are not probabilities overflow
         with np.errstate(all="ignore"):
-            gain = _gain(read, loss)
+            labeled = _labeled_scores(read)
+            gain = labeled.gain() if labeled else _gain_of_squares(read, loss)
             found = [*self._judge_first(read, step, loss)] if self._is_first and len(read) == 1 else []
             found += [*self._judge_single(read, step.made_by, loss)] if len(read) == 1 else []
         self._is_first = False
+        found += filter(None, [self._classes.add(labeled)])
         observation = None if self._fit.is_over else self._fit.add(gain)
         return found if observation is None else [*found, observation]
 
@@ -326,22 +335,25 @@ def _spread(shape: Sequence[int], samples: int, whole: int) -> tuple[slice, ...]
     return tuple(index)
 
 
-def _gain(read: list[CallValues], loss: float) -> PairingGain | None:
-    """Return the gain of all predictions of a step with their own targets; None if the loss has another form."""
-    first, *others = read
-    if any(call.shapes != first.shapes for call in others):
+def _labeled_scores(read: list[CallValues]) -> LabeledScores | None:
+    """Return all predictions of a step with their labels; None if the loss is not a cross entropy."""
+    first = read[0]
+    if any(call.shapes != first.shapes for call in read):
         return None
     values = [_concatenate(read, i) for i in range(len(first.slices))]
     scores, gradient = values[0]
     if not dot(gradient, gradient) > 0:  # all zero, or NaN
         return None
-    is_whole = not others and first.size == scores.size
     classes = (of_classes(*both, d) for both, part in zip(values, first.slices, strict=True) for d in part.dims)
-    return (
-        next(filter(None, classes), None)
-        or of_labels(scores, gradient)
-        or (of_squares(scores, gradient, loss) if is_whole else None)
-    )
+    return next(filter(None, classes), None) or of_labels(scores, gradient)
+
+
+def _gain_of_squares(read: list[CallValues], loss: float) -> PairingGain | None:
+    """Return the gain of the predictions of a step; None if the loss is not the squared error of one call."""
+    if len(read) > 1:
+        return None
+    scores, gradient = _concatenate(read, 0)
+    return of_squares(scores, gradient, loss) if read[0].size == scores.size else None
 
 
 def _concatenate(read: list[CallValues], i: int) -> tuple[Floats, Floats]:

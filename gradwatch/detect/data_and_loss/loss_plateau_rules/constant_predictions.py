@@ -4,6 +4,9 @@ For cross entropies and squared errors of the model's output, the gradient of th
 checks whether predictions fit their own sample better than any other sample of the batch. It reports a misfit if eight
 checks in a row show together that pairing explains less than 0.03 of the loss that a constant leaves, and if the trend
 of all checks is sure to lead nowhere. Few samples, or a slow start, leave it unclear.
+
+If a class is rare and never predicted, the sign is for information. What can be known of rare and noisy labels may be
+that little: the best model of clicks removes a few percent of the entropy of their frequency.
 """
 
 # E = embeddings
@@ -13,11 +16,13 @@ from __future__ import annotations
 import numpy as np
 
 from gradwatch.detect.data_and_loss.loss_plateau_rules.progress import WINDOW_STEPS, make_sign
+from gradwatch.detect.features.events import majority_event
 from gradwatch.detect.features.finding import Sign
 from gradwatch.detect.features.robust_stats import median
 from gradwatch.detect.features.structure import structure_of
 from gradwatch.events import PAIRED, UNCLEAR, UNPAIRED
 from gradwatch.history.store import History
+from gradwatch.records import Severity
 
 
 def find_constant_predictions(history: History, *, patience: int, travel: float) -> Sign | None:
@@ -31,7 +36,11 @@ def find_constant_predictions(history: History, *, patience: int, travel: float)
     """
     if newest_check(history) != UNPAIRED.name or history.step * _min_read_frac(history) < patience:
         return None
-    return make_sign(history, "predictions fit other samples as well as their own", travel=travel)
+    sign = make_sign(history, "predictions fit other samples as well as their own", travel=travel)
+    if (event := majority_event(history)) is None:
+        return sign
+    why = f"only {100 * (1 - event.values['share']):.2g} % of the labels are not class {event.values['class']:.0f}"
+    return sign._replace(message=f"{sign.message}; {why}, so little may be predictable", severity=Severity.INFO)
 
 
 def newest_check(history: History) -> str | None:
