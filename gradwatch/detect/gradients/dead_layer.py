@@ -18,6 +18,7 @@ from gradwatch.detect.features.recovery import start_of_state, tensors_of
 from gradwatch.detect.features.robust_stats import Floats, median
 from gradwatch.detect.features.scope import affected_modules
 from gradwatch.detect.features.structure import matrix_rms, structure_of
+from gradwatch.detect.gradients.dead_layer_rules.annealed import is_annealed
 from gradwatch.detect.gradients.dead_layer_rules.cliff import find_cliffs, gap_below_median
 from gradwatch.detect.gradients.dead_layer_rules.collapsed_router import (
     UNUSED,
@@ -28,16 +29,13 @@ from gradwatch.detect.gradients.dead_layer_rules.collapsed_router import (
 )
 from gradwatch.detect.gradients.dead_layer_rules.ended_task import is_ended_task
 from gradwatch.detect.gradients.dead_layer_rules.examples import (
+    make_annealed,
     make_collapsed_router,
     make_faded,
     make_routed,
     make_zero_input,
 )
-from gradwatch.detect.gradients.dead_layer_rules.experts import (
-    comes_and_goes,
-    live_frac_of_siblings,
-    router_of,
-)
+from gradwatch.detect.gradients.dead_layer_rules.experts import comes_and_goes, live_frac_of_siblings, router_of
 from gradwatch.detect.gradients.dead_layer_rules.faded import find_faded
 from gradwatch.detect.gradients.dead_layer_rules.frozen import find_frozen
 from gradwatch.detect.gradients.dead_layer_rules.unused_latent import NATS, find_unused_latent, newest_read
@@ -105,7 +103,8 @@ class DeadLayer:
     watched, it is named in one finding with its experts. A gradient that is None from one step to the next is a choice
     of the training loop and does not count here (see no-gradient). A layer that loses its gradient when other
     parameters join the model and its optimizer is a head that waits for its task (info): a penalty on its weights gives
-    it zeros. If all layers go to zero together, the loss is zero: a hinge that is satisfied, or a fit without noise.
+    it zeros. So is a layer whose part of the loss is annealed: its gradient shrinks evenly until it is zero. If all
+    layers go to zero together, the loss is zero: a hinge that is satisfied, or a fit without noise.
     A parameter of an optimizer with `maximize=True`, while others minimize, is the multiplier of a constraint: its
     gradient vanishes where the constraint holds.
 
@@ -134,6 +133,8 @@ class DeadLayer:
             that is used less was rare from the start.
         faded_last_ratio: Maximum share of the last third, in units of the share of the first, for (3). 0.5: it is
             used half as often before it is gone.
+        annealed: Maximum ratio of the last four gradients to those 16 to 24 steps earlier, of a layer whose part of the
+            loss was annealed. 0.3: a linear schedule has 0.12.
         recovered: Samples in a row, with more experts in use, after which a router's finding is withdrawn. 5: a few may
             have them by chance.
         patience: Steps from the start that a latent has to learn something, for (6). 150: latents of digits had begun
@@ -152,6 +153,7 @@ class DeadLayer:
     faded_steps: int = 48
     faded_first_share: float = 0.5
     faded_last_ratio: float = 0.5
+    annealed: float = 0.3
     recovered: int = 5
     patience: int = 150
 
@@ -234,8 +236,9 @@ class DeadLayer:
         return None if end is None else Recovery(end, "it got a gradient again")
 
     def _severity(self, history: History, layer: str, group: list[int], *, is_zero: bool) -> Severity:
-        """Return the harm of a dead module: an expert that is merely not chosen and a head that waits do no harm."""
-        if is_zero and is_ended_task(history, group):
+        """Return the harm of a dead module: none if its task or part of the loss is over, or if it is not chosen."""
+        is_over = is_zero and is_annealed(history, group, ratio=self.annealed, decades=self.decades)
+        if is_over or (is_zero and is_ended_task(history, group)):
             return Severity.INFO
         # experts without a gradient say nothing while most of their siblings have one
         live_frac = live_frac_of_siblings(history, layer, history.param.newest("grad.l2"))
@@ -292,6 +295,8 @@ class DeadLayer:
         task = Synthetic(steps=120).dead(11, onset=57)
         task.add_event(PARAMETERS_JOINED, step=60, values={"tensors": 2, "since": 50})
         yield Example("a head for the next task joins: for information", task.history(), task.names(11))
+        over = make_annealed()
+        yield Example("the weight of an auxiliary loss falls to 0: for information", over.history(), over.names(11))
         closed = make_zero_input()
         yield Example("dropout that rises to 1, before the last layer", closed.history(), closed.names(10))
         hinge = Synthetic(steps=120)

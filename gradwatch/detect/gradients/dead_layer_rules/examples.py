@@ -1,4 +1,4 @@
-"""Make runs with a collapsing router, a skipped layer or a zero input, as examples for `dead_layer`."""
+"""Make runs with a collapsing router, a skipped layer, an annealed loss or a zero input, for `dead_layer`."""
 
 from __future__ import annotations
 
@@ -39,4 +39,11 @@ def make_zero_input() -> Synthetic:
     *others, last = made.info.layers
     bias = replace(last, name="layers.10.bias", module="layers.10", shape=(64,))
     made.info = replace(made.info, layers=(*others, bias))
+    return made
+
+
+def make_annealed() -> Synthetic:
+    """Return a run of 120 steps in which the gradient of the last layer shrinks evenly, to zero at step 60."""
+    made = Synthetic(steps=120)
+    made.grad_l2_TL[:, 11] *= np.clip(1 - made.t_T / 60, 0, None)
     return made
