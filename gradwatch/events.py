@@ -354,6 +354,13 @@ WEIGHTS_CLIPPED = EventKind(
     values={"first": "index of the first tensor", "last": "index of the last tensor"},
     text="{weights}: many values are the largest or the smallest, as if clipped",
 )
+COPY_UNCHANGED = EventKind(
+    name="copy-unchanged",
+    meaning="A copy of trained weights is written again and again, and keeps the values of its first step.",
+    values={"steps": "steps", "distance": "norm of the difference to the trained weights, in units of the copy"},
+    text="{what} is written again and again and has kept its values for {steps:.0f} steps, while the trained weights "
+    "moved away from it by {distance:.0%}",
+)
 OPTIMIZER_REBUILT = EventKind(
     name="optimizer-rebuilt",
     meaning="Each update so far was made by a new optimizer.",
@@ -471,6 +478,12 @@ NORM_HASTY = EventKind(
     meaning="A momentum near 1 makes running statistics forget all but the last batch.",
     values={"momentum": "", "normalisations": "modules"},
     text="momentum {momentum:g} makes the running statistics equal to the statistics of the last batch",
+)
+COPY_STATISTICS = EventKind(
+    name="copy-statistics",
+    meaning="A copy whose weights follow the model is evaluated with running statistics that nothing has updated.",
+    values={"shift": "standard deviations", "log of spread": "natural logarithm of a ratio of variances"},
+    text="the weights of {what} follow the model, and its running statistics have never been updated",
 )
 NORM_DISTANCE = EventKind(
     name="norm-distance",

@@ -830,6 +830,21 @@ CAUSES: tuple[Cause, ...] = (
         source="PyTorch, torch.optim, https://pytorch.org/docs/stable/optim.html, on constructing an optimizer",
     ),
     Cause(
+        id="copy-not-updated",
+        name="copy of the model that is written and not updated",
+        leads={"not-optimized": 20},
+        explains={"loss-plateau": 2},
+        requires=frozenset({Condition.COPY_UNCHANGED}),
+        because=(
+            "The copy is copied from itself, is averaged with a decay of 1, or keeps too few digits for the updates of "
+            "its average."
+        ),
+        confirm="Print the largest difference of two states of the copy, before and after its update: it is 0.",
+        remedies=("update_copy",),
+        source="Mnih et al. 2015, https://www.nature.com/articles/nature14236, methods; Polyak averages in Lillicrap "
+        "et al. 2016, https://arxiv.org/abs/1509.02971, sec. 3",
+    ),
+    Cause(
         id="optimizer-in-the-loop",
         name="optimizer rebuilt for each update",
         leads={"not-optimized": 20},
@@ -1254,6 +1269,18 @@ CAUSES: tuple[Cause, ...] = (
         confirm="Print the rate of the module before and after a validation: it must not change.",
         remedies=("keep_rate",),
         source="NVIDIA Megatron-LM, https://github.com/NVIDIA/Megatron-LM/issues/411",
+    ),
+    Cause(
+        id="copied-statistics",
+        name="averaged weights with running statistics of the start",
+        leads={"train-eval-mismatch": 40},
+        explains={"overfitting": 3},
+        requires=frozenset({Condition.COPY_STATISTICS}),
+        because="The average follows parameters(), which leaves out the running mean and variance: they are buffers.",
+        confirm="Print running_mean of a normalization in the model and in its average.",
+        remedies=("copy_buffers",),
+        source="PyTorch, https://pytorch.org/docs/stable/optim.html, on taking care of batch normalization; Izmailov "
+        "et al. 2018, https://arxiv.org/abs/1803.05407, sec. 3.2",
     ),
     Cause(
         id="stale-statistics",

@@ -160,6 +160,12 @@ class Condition(enum.Enum):
     OPTIMIZER_REBUILT = enum.auto()
     """Each update was made by a new optimizer."""
 
+    COPY_UNCHANGED = enum.auto()
+    """The finding is about a copy of trained weights that is written and keeps its values."""
+
+    COPY_STATISTICS = enum.auto()
+    """The finding is about the running statistics of a copy."""
+
     CLIPPED_LATE = enum.auto()
     """The gradients are clipped after the updates that used them."""
 

@@ -185,6 +185,8 @@ def _of_evidence(leading: Finding) -> dict[Fact, bool]:
         Condition.SHRUNK_WEIGHTS: "weight.l2.shrunk_decades" in evidence or "update.inward" in evidence,
         Condition.UNBOUNDED_LOSS: "loss.by_first_size" in evidence,
         Condition.JUMPING: "size.jumps" in evidence,
+        Condition.COPY_UNCHANGED: "copy.steps" in evidence,
+        Condition.COPY_STATISTICS: "copy.shift" in evidence,
         Condition.DRAWS_ENDED: "drawing modules" in evidence,
         Condition.ENTROPY_ADDED: "policy.fall" in evidence,
         Condition.EMPTY_MEAN: evidence.get("loss.values") == 0,

@@ -236,6 +236,10 @@ KNOWN: dict[str, Build] = {
         "close the monitor, and call gradwatch.watch with the new model and optimizer: one run for each",
         "monitor.close()\nmonitor = gradwatch.watch(model, optimizer)",
     ),
+    "update_copy": _fixed(
+        "update the copy from the trained model, with a decay below 1; keep an average in float32",
+        "for kept, new in zip(target.parameters(), model.parameters()):\n    kept.data.lerp_(new.data, 0.01)",
+    ),
     "build_once": _fixed("build the optimizer and its scheduler once, before the loop"),
     "clip_first": _fixed("clip the gradients after loss.backward() and before optimizer.step()"),
     "step_once": _fixed("call optimizer.step() once after each backward pass, or once per group of micro-batches"),
@@ -424,6 +428,10 @@ KNOWN: dict[str, Build] = {
         "lower the weight decay, or the penalty on the weights, to 0.01",
         'for group in optimizer.param_groups:\n    group["weight_decay"] = 0.01',
         optim__weight_decay=0.01,
+    ),
+    "copy_buffers": _fixed(
+        "copy the buffers at each update of the average, or call torch.optim.swa_utils.update_bn before evaluating it",
+        "for kept, new in zip(average.buffers(), model.buffers()):\n    kept.data.copy_(new.data)",
     ),
     "keep_rate": _fixed(
         "keep the rate of a forward pass in a local variable, and do not overwrite the attribute",

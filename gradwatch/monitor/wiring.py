@@ -24,6 +24,7 @@ from gradwatch.monitor.ranks.directory import rank_and_world_size
 from gradwatch.monitor.readings.hand_updates import HandUpdates
 from gradwatch.pipeline.pipeline import Pipeline
 from gradwatch.probe.activations.probe import ACTIVATIONS, ActivationProbe
+from gradwatch.probe.copies.probe import Copies
 from gradwatch.probe.device.dtensor import find_shards
 from gradwatch.probe.gradients.left_gradients import LeftGradients
 from gradwatch.probe.gradients.opposed_optimizers import OpposedOptimizers
@@ -160,6 +161,7 @@ def build_monitor(
         "the gradients of shared weights": functools.partial(
             OpposedOptimizers, optimizers, params, history.info.layers
         ),
+        "the copies of the model": functools.partial(Copies, models, optimizers),
     }
     made = {part: _or_none(part, make, pipeline.attempts) for part, make in makers.items() if hooked}
     make_facts = functools.partial(

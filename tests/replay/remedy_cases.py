@@ -131,6 +131,36 @@ def ordered(model, *, before=None, after=None):
     return optimizer
 
 
+class Averaged(nn.Module):
+    """A model with a normalization, and its average, which evaluates."""
+
+    def __init__(self):
+        super().__init__()
+        self.online, self.average = (
+            nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4)) for _ in range(2)
+        )
+        self.average.load_state_dict(self.online.state_dict())
+        self.average.requires_grad_(False)
+
+    def forward(self, x):
+        return (self.online if self.training else self.average)(9 * x)
+
+
+def averaged(model, *, decay, buffers):
+    """Return Adam for the model, with an update of its average after each step."""
+    optimizer = torch.optim.Adam(model.online.parameters(), lr=1e-3)
+
+    def follow(*_):
+        for kept, new in zip(model.average.parameters(), model.online.parameters(), strict=True):
+            kept.lerp_(new.detach(), 1 - decay)
+        if buffers:
+            for kept, new in zip(model.average.buffers(), model.online.buffers(), strict=True):
+                kept.copy_(new)
+
+    optimizer.register_step_post_hook(follow)
+    return optimizer
+
+
 def clip(optimizer):
     nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 0.1)
 
@@ -736,6 +766,22 @@ LOOPS = {
         remedy="clear_later",
         model=lambda _: mlp(),
         optimizer=lambda model, fixed: ordered(model, before=None if fixed else torch.optim.Optimizer.zero_grad),
+    ),
+    "copy-written": Loop(
+        kind="not-optimized",
+        cause="copy-not-updated",
+        remedy="update_copy",
+        model=lambda _: Averaged(),
+        optimizer=lambda model, fixed: averaged(model, decay=0.99 if fixed else 1.0, buffers=True),
+        steps=140,
+    ),
+    "average": Loop(
+        kind="train-eval-mismatch",
+        cause="copied-statistics",
+        remedy="copy_buffers",
+        model=lambda _: Averaged(),
+        optimizer=lambda model, fixed: averaged(model, decay=0.95, buffers=fixed),
+        held_out=lambda model: F.cross_entropy(model(batch_of(0, True)[0]), batch_of(0, True)[1]),
     ),
     "rebuilt": Loop(
         kind="not-optimized",

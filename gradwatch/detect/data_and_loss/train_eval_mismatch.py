@@ -5,18 +5,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, final
 
 import numpy as np
 
 from gradwatch.detect import Example
+from gradwatch.detect.data_and_loss.train_eval_mismatch_rules.copies import find_stale_copies
+from gradwatch.detect.data_and_loss.train_eval_mismatch_rules.examples import make_examples
 from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import finding_of
 from gradwatch.detect.features.robust_stats import median
 from gradwatch.events import (
     ADVERSARY,
+    COPY_STATISTICS,
     DRAWS_ENDED,
     FUNCTION_ACTIVE,
     INPUTS_DIFFER,
@@ -28,7 +31,6 @@ from gradwatch.events import (
     NORM_STUCK,
 )
 from gradwatch.history.store import History
-from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.records import Event, Finding, Quantity, Severity
 
 NOTED = frozenset(
@@ -42,6 +44,7 @@ NOTED = frozenset(
         NORM_HASTY,
         NORM_DISTANCE,
         INPUTS_DIFFER,
+        COPY_STATISTICS,
     }
 )
 """Kinds of events that can lead to a finding."""
@@ -66,8 +69,8 @@ class TrainEvalMismatch:
     What to do: call model.train() before each training pass and model.eval() before each validation. PyTorch's momentum
     is 1 minus TensorFlow's. For small or mixed batches use GroupNorm or LayerNorm.
 
-    When it is wrong: frozen or pretrained parts, and MC dropout, are reported as info or not at all. Not seen: an
-    averaged copy of the model, compiled models.
+    When it is wrong: frozen or pretrained parts, and MC dropout, are reported as info or not at all. Not seen: the mode
+    of an averaged copy of the model, compiled models.
 
     How it is detected: (1) A dropout or batch normalization is in evaluation mode while the optimizer updates the
     weights around it. This is info if it was so from the start and the running statistics were measured before, except
@@ -82,12 +85,15 @@ class TrainEvalMismatch:
     statistics differ as much from the statistics of the next batch at `far` validations. (7) A module drew random
     numbers in each sampled step until the first validation loss, and none in 3 sampled steps after it: its evaluation
     has changed its rate for good. This is not seen without a validation loss.
+    (8) A copy of the model that no optimizer moves, and whose weights follow it, is called in evaluation mode. Its
+    running statistics are those of its first step and differ by `shift` or `spread` from the model's, at `far` looks.
 
     Exceptions to the rules: freezing is not a mistake, so pretrained parts and normalizations with frozen statistics
     are reported as info, whether or not their scale is tuned. Statistics that are 0 and 1 as at the start normalize
     nothing, so freezing these gives a warning. Dropout that is active in evaluation on purpose (MC dropout) is reported
-    as info or not at all. The evaluation of another object (an averaged copy) is not seen, nor are functions in
-    compiled models or models with torch's own attention.
+    as info or not at all. An average often gets its statistics at the end, and the target of a contrastive loss
+    normalizes by batches: a copy counts only if it is called in evaluation mode. Functions in compiled models or models
+    with torch's own attention are not seen.
 
     Source: Ioffe & Szegedy 2015, sec. 3.1, https://arxiv.org/abs/1502.03167; Wu & Johnson 2021, "Rethinking Batch in
     BatchNorm", sec. 3 and 4, https://arxiv.org/abs/2105.07576.
@@ -100,7 +106,8 @@ class TrainEvalMismatch:
             over 16 values is a factor of 1.4.
         worse: Validation loss, in units of the training loss, from which wrong statistics do harm. 2: the usual gap
             between training and validation is smaller; a larger one without wrong statistics may be overfitting.
-        far: Validations with wrong running statistics that (6) needs. 2: the first may come before they have settled.
+        far: Validations with wrong running statistics that (6) needs, and looks that (8) needs. 2: the first may come
+            before they have settled.
     """
 
     code: ClassVar[str] = "GW503"
@@ -147,6 +154,7 @@ class TrainEvalMismatch:
         if len(far) >= self.far and ratio >= self.worse:
             text = f"the running statistics of {far[-1].layer} do not fit the batches"
             yield self._finding(history, far[-1], Severity.WARNING, text, ratio=ratio)
+        yield from find_stale_copies(self, history, shift=self.shift, spread=self.spread, far=self.far)
 
     def _is_far(self, event: Event) -> bool:
         return event.values["shift"] >= self.shift or event.values["log of spread"] >= math.log(self.spread)
@@ -165,57 +173,7 @@ class TrainEvalMismatch:
     @classmethod
     def examples(cls) -> Iterator[Example]:
         """Yield histories that fire, that stay quiet, and near misses."""
-        off = dict.fromkeys(("dropouts", "normalisations", "trained before", "whole model"), 1.0) | {
-            "never measured": 0
-        }
-        forgotten = Synthetic(steps=60).add_event(MODE_TRAINING, step=33, text="1 dropout is off", values=off)
-        yield Example("the model stays in evaluation mode after a validation", forgotten.history(), (None,))
-        encoder = {"dropouts": 1.0} | dict.fromkeys(
-            ("normalisations", "trained before", "whole model", "never measured"), 0.0
-        )
-        overfits = _distant(spread=0.4, gap=3.0)
-        overfits.add_event(
-            Event(kind=MODE_TRAINING.name, step=7, layer="layers.2", text="1 dropout is off", values=encoder)
-        )
-        yield Example("an encoder overfits, and its dropout is off", overfits, ("layers.2",))
-        values = {"evaluations of the same inputs": 0.0}
-        dropping = Synthetic(steps=60).add_event(
-            FUNCTION_ACTIVE, step=40, layer="layers.2", text="dropout", values=values
-        )
-        yield Example("a function drops in evaluation", dropping.history(), ("layers.2",))
-        ended = Synthetic(steps=60).add_event(
-            DRAWS_ENDED, step=40, layer="layers.2", text="draws ended", values={"drawing modules": 1.0}
-        )
-        yield Example("an evaluation sets a rate to 0 for good", ended.history(), ("layers.2",))
-        noisy = Synthetic(steps=60).add_event(
-            MODE_VALIDATION, step=40, text="measured in training mode", values={"calls": 1.0}
-        )
-        yield Example("validation in training mode", noisy.history(), (None,))
-        shown = Synthetic(steps=60).add_event(ADVERSARY)
-        shown.add_event(MODE_VALIDATION, step=40, text="evaluated in training mode", values={"calls": 8.0})
-        yield Example("a generator shows samples in training mode: for information", shown.history(), (None,))
-        stuck = Synthetic(steps=40).add_event(NORM_STUCK, layer="layers.2", text="momentum 0", values={"momentum": 0.0})
-        yield Example("statistics that never move", stuck.history(), ("layers.2",))
-        yield Example("statistics that lag behind", _distant(spread=3.0, gap=5.0), ("layers.2",))
-        raw = {"shift": 0.8, "log of spread": 5.5}
-        yield Example(
-            "validation inputs have another scale than training inputs", _distant(gap=5.0, inputs=raw), (None,)
-        )
-        yield Example("validation inputs have another scale, without harm", _distant(gap=1.2, inputs=raw))
-        yield Example("a healthy run", Synthetic(steps=40).history())
-        pretrained = Synthetic(steps=40).add_event(
-            MODE_FROZEN, layer="layers.2", text="1 normalization is off", values={"normalisations": 1.0}
-        )
-        yield Example("normalizations frozen on purpose are for information", pretrained.history(), ("layers.2",))
-        tuned = {"normalisations": 2.0, "whole model": 1.0} | dict.fromkeys(
-            ("dropouts", "never measured", "trained before"), 0.0
-        )
-        scaled = Synthetic(steps=40).add_event(MODE_TRAINING, text="2 normalizations are off", values=tuned)
-        yield Example("pretrained statistics stay, and scales are tuned: for information", scaled.history(), (None,))
-        yield Example("statistics that lag behind, without harm", _distant(spread=3.0, gap=1.2))
-        yield Example("a large gap, and correct statistics", _distant(spread=0.4, gap=5.0))
-        once = _distant(spread=3.0, gap=5.0, times=1)
-        yield Example("statistics that lag behind once, at the start", once)
+        yield from make_examples()
 
 
 def _severity(event: Event, *, is_harmful: bool) -> Severity:
@@ -236,16 +194,3 @@ def _validation_over_training(history: History) -> float:
     # only losses up to the validation: later updates may have changed the model
     usual = float(median(loss_T[max(0, end - LOSS_STEPS) : end]))
     return float(val_T[end - 1]) / usual if usual > 0 else math.nan
-
-
-def _distant(*, gap: float, spread: float = 0.0, times: int = 2, inputs: Mapping[str, float] | None = None) -> History:
-    """Return a run with a validation loss of `gap` training losses and statistics off by exp(`spread`)."""
-    made = Synthetic(steps=100)
-    for step in (39, 79)[:times]:
-        made.val_loss_T[step] = gap * made.loss_T[step]
-        made.add_event(
-            NORM_DISTANCE, step=step + 1, layer="layers.2", text="far", values={"shift": 0.2, "log of spread": spread}
-        )
-    if inputs:
-        made.add_event(INPUTS_DIFFER, step=40, text="of another scale", values=inputs)
-    return made.history()

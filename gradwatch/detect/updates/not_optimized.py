@@ -13,9 +13,11 @@ import numpy as np
 from gradwatch.detect import Example, Recovery
 from gradwatch.detect.features.recovery import tensors_of
 from gradwatch.detect.features.structure import structure_of
+from gradwatch.detect.updates.not_optimized_rules.copies import WRITTEN, find_unchanged_copies
 from gradwatch.detect.updates.not_optimized_rules.examples import (
     make_at_zero,
     make_converged,
+    make_copied,
     make_ended,
     make_event,
     make_frozen,
@@ -71,7 +73,7 @@ class NotOptimized:
     When it is wrong: a backbone that is left out on purpose without freezing it (info).
 
     When it is withdrawn: each of its tensors moved at `samples` + 1 measurements in a row, or something other than the
-    optimizers moved it; for (11), an optimizer stepped again. (3), (6) to (8) and (10) are never withdrawn.
+    optimizers moved it; for (11), an optimizer stepped again. (3), (6) to (8), (10) and (12) are never withdrawn.
 
     How it is detected: (1) A trainable tensor has a gradient, and no optimizer held it when the monitor attached. It is
     left out if something else moves it, such as another optimizer, a master copy, or the loop by hand: its measured
@@ -88,7 +90,10 @@ class NotOptimized:
     or loss weights. They do not move, and nothing clears their gradient (info). (9) No optimizer has made a step in the
     first 40, there are gradients, and most weights have not moved. (10) Each of the first 20 updates is made by a new
     optimizer, of a kind that keeps averages of the gradients. (11) After some updates there are none for `ended` steps,
-    and all gradients stay exactly the same: the loop goes on with another model or optimizer than `watch` got.
+    and all gradients stay exactly the same: the loop goes on with another model or optimizer than `watch` got. (12) A
+    module that no optimizer holds had nearly the weights of a trained one at step 1. The loop writes its weights, as
+    their version counters show, but they stay bit-identical for 100 steps while the trained weights move away: a target
+    network is copied from itself, an average has a decay of 1, or its updates are lost in rounding.
 
     Exceptions to the rules: a backbone may be left out on purpose without freezing it. Fine-tuning a head looks like
     this: the tensors come first in the model, and an optimizer holds everything after them. That is reported as info,
@@ -98,6 +103,9 @@ class NotOptimized:
     left out if a tenth of their values or more are the largest or the smallest. An optimizer that has converged, as
     L-BFGS does by its own tolerance, has nothing left to update: a group is left out if all its tensors moved, and
     stopped at once with a gradient norm below a hundredth of the first.
+
+    A copy that is never written is frozen on purpose, as the reference of a policy is: it is left out. So is a copy
+    that loads the state of other modules, such as an opponent.
 
     Source: pytorch/pytorch documentation of torch.optim ("construct the optimizer after moving or changing the model"),
     https://pytorch.org/docs/stable/optim.html; minGPT, `configure_optimizers`, which asserts it.
@@ -131,6 +139,7 @@ class NotOptimized:
         yield from find_unregistered_tensors(self, history)
         yield from find_uncalled_optimizers(self, history)
         yield from find_rebuilt_optimizers(self, history)
+        yield from find_unchanged_copies(self, history)
         yield from find_ended_updates(self, history, steps=self.ended)
         structure = structure_of(history)
         ratio_L = history.param.newest("update.ratio")  # nan where updates were not measured
@@ -149,7 +158,8 @@ class NotOptimized:
 
     def recovery(self, history: History, finding: Finding) -> Recovery | None:
         """Return the first of `samples` + 1 measurements in a row with all tensors moving, or the next update."""
-        if {q.key for q in finding.evidence} == {"tensors"}:  # an event counted them, and nothing measures them
+        keys = {q.key for q in finding.evidence}
+        if keys == {"tensors"} or WRITTEN in keys:  # an event counted them, and nothing measures them
             return None
         if any(q.key == ENDED for q in finding.evidence):
             return find_resumed_updates(history)
@@ -204,6 +214,7 @@ class NotOptimized:
         text = "20 updates in a row were each made by a new Adam"
         rebuilt = Synthetic(steps=40).add_event(OPTIMIZER_REBUILT, text=text, values={"updates": 20.0})
         yield Example("the loop builds a new optimizer at each step", rebuilt.history(), (None,))
+        yield Example("a target network is copied from itself", make_copied(), ("target",))
         yield Example("the loop goes on with another model", make_ended(), (None,))
         yield Example("gradients are accumulated over many steps", make_ended(is_same=False))
         yield Example("a gradient scaler skips all updates", make_uncalled(loss_scale=1024.0))

@@ -7,7 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from gradwatch.events import EMPTY_GROUP, UNHELD_KEPT, WEIGHTS_CLIPPED, WEIGHTS_MOVED, WEIGHTS_STILL, EventKind
+from gradwatch.events import (
+    COPY_UNCHANGED,
+    EMPTY_GROUP,
+    UNHELD_KEPT,
+    WEIGHTS_CLIPPED,
+    WEIGHTS_MOVED,
+    WEIGHTS_STILL,
+    EventKind,
+)
 from gradwatch.history.store import History
 from gradwatch.history.synthetic.builder import Synthetic
 from gradwatch.history.synthetic.edit import with_statistic
@@ -21,6 +29,13 @@ def make_left_out(*layers: int, moves: bool) -> History:
 def make_event(kind: EventKind, *, layer: str | None = None) -> History:
     """Return a run with an event about one tensor."""
     return Synthetic(steps=20).add_event(kind, layer=layer, text="found", values={"tensors": 1.0}).history()
+
+
+def make_copied() -> History:
+    """Return a run with a target network that is written and keeps its values."""
+    values = {"steps": 100.0, "distance": 0.4}
+    made = Synthetic(steps=120).add_event(COPY_UNCHANGED, step=110, layer="target", text="found", values=values)
+    return made.history()
 
 
 def make_kept() -> History:

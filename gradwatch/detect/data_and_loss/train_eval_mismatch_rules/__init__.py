@@ -1,0 +1,1 @@
+"""Mechanisms and examples of `train_eval_mismatch`."""

@@ -1,0 +1,1 @@
+"""Follow copies of watched models that the loop uses and that no optimizer moves: targets, averages, teachers."""
