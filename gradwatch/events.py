@@ -461,6 +461,13 @@ MODE_VALIDATION = EventKind(
     values={"calls in training mode": "forward calls", "calls in evaluation mode": "forward calls"},
     text="the model was evaluated in training mode",
 )
+MODE_TEACHER = EventKind(
+    name="mode-teacher",
+    meaning="Dropout is active in a frozen module that gets the inputs of a trained one, without gradients.",
+    values={"dropouts": "modules", "calls": "forward calls"},
+    text="{what} gets the inputs of a trained module, as a teacher does, and drops features at random: its weights are "
+    "frozen, and {dropouts:.0f} of its dropouts are in training mode",
+)
 DRAWS_ENDED = EventKind(
     name="mode-draws-ended",
     meaning="Modules drew random numbers in each training pass until the first evaluation, and none since.",

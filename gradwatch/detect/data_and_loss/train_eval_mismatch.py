@@ -12,7 +12,10 @@ from typing import ClassVar, final
 import numpy as np
 
 from gradwatch.detect import Example
-from gradwatch.detect.data_and_loss.train_eval_mismatch_rules.copies import find_stale_copies
+from gradwatch.detect.data_and_loss.train_eval_mismatch_rules.copies import (
+    find_dropping_teachers,
+    find_stale_copies,
+)
 from gradwatch.detect.data_and_loss.train_eval_mismatch_rules.examples import make_examples
 from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import finding_of
@@ -24,6 +27,7 @@ from gradwatch.events import (
     FUNCTION_ACTIVE,
     INPUTS_DIFFER,
     MODE_FROZEN,
+    MODE_TEACHER,
     MODE_TRAINING,
     MODE_VALIDATION,
     NORM_DISTANCE,
@@ -45,6 +49,7 @@ NOTED = frozenset(
         NORM_DISTANCE,
         INPUTS_DIFFER,
         COPY_STATISTICS,
+        MODE_TEACHER,
     }
 )
 """Kinds of events that can lead to a finding."""
@@ -87,12 +92,15 @@ class TrainEvalMismatch:
     has changed its rate for good. This is not seen without a validation loss.
     (8) A copy of the model that no optimizer moves, and whose weights follow it, is called in evaluation mode. Its
     running statistics are those of its first step and differ by `shift` or `spread` from the model's, at `far` looks.
+    (9) A frozen module has active dropout, and each of its calls is without gradients, with the tensor that a trained
+    module gets too and with outputs of equal shape, as in distillation.
 
     Exceptions to the rules: freezing is not a mistake, so pretrained parts and normalizations with frozen statistics
     are reported as info, whether or not their scale is tuned. Statistics that are 0 and 1 as at the start normalize
     nothing, so freezing these gives a warning. Dropout that is active in evaluation on purpose (MC dropout) is reported
     as info or not at all. An average often gets its statistics at the end, and the target of a contrastive loss
-    normalizes by batches: a copy counts only if it is called in evaluation mode. Functions in compiled models or models
+    normalizes by batches: a copy counts only if it is called in evaluation mode. A teacher whose weights move, or that
+    is called several times with one tensor, is noisy on purpose. Functions in compiled models or models
     with torch's own attention are not seen.
 
     Source: Ioffe & Szegedy 2015, sec. 3.1, https://arxiv.org/abs/1502.03167; Wu & Johnson 2021, "Rethinking Batch in
@@ -155,6 +163,7 @@ class TrainEvalMismatch:
             text = f"the running statistics of {far[-1].layer} do not fit the batches"
             yield self._finding(history, far[-1], Severity.WARNING, text, ratio=ratio)
         yield from find_stale_copies(self, history, shift=self.shift, spread=self.spread, far=self.far)
+        yield from find_dropping_teachers(self, history)
 
     def _is_far(self, event: Event) -> bool:
         return event.values["shift"] >= self.shift or event.values["log of spread"] >= math.log(self.spread)

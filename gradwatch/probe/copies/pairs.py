@@ -1,22 +1,20 @@
-"""Find modules whose parameters are a copy of trained ones, and that no optimizer holds."""
+"""Find modules whose parameters are a copy of trained ones, among those that no optimizer holds."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
-from torch.optim import Optimizer
 
+from gradwatch.probe.copies.unheld import Unheld, holds
 from gradwatch.probe.device.dtensor import has_values, local_part
 from gradwatch.probe.device.sync import can_be_read, to_host
 from gradwatch.probe.device.torch_reduce import wide_dtype
-from gradwatch.probe.objects import live
 from gradwatch.probe.parameters import Models, named_modules
 
 MIN_COSINE = 0.5
@@ -50,49 +48,27 @@ class Pair(NamedTuple):
     tensors: Sequence[tuple[Tensor, Tensor]]
 
 
-def find_pairs(models: Models, optimizers: Sequence[Optimizer]) -> list[Pair]:
-    """Return the copies among all modules of the process, outermost first; takes some 50 ms.
+def find_pairs(models: Models, held: Collection[int], unheld: Iterable[Unheld]) -> list[Pair]:
+    """Return the copies among modules that no optimizer holds, outermost first.
 
     Args:
         models: A model, or several by name.
-        optimizers: The optimizers that move them.
+        held: `id` of each parameter of the watched optimizers.
+        unheld: Modules that no optimizer holds, the largest first: a part of a copy is a copy of a part.
     """
-    held = _held_by(optimizers)
-    watched = {module: name for name, module in named_modules(models)}
-    roots = list(models.values()) if isinstance(models, Mapping) else [models]
-    inside = {id(param) for module in watched for param in module.parameters(recurse=False)}
-    wrappers = {part for root in roots for part in root.modules()}
-    outside = [module for module in live(nn.Module) if module not in wrappers and module not in watched]
-    candidates: list[tuple[str | None, nn.Module]] = [(watched[m], m) for m in watched if not _holds(m, held)]
-    candidates += [(None, module) for module in outside if not _holds(module, inside)]
-    candidates = [(name, module) for name, module in candidates if _has_shapes(module)]
-    if not candidates:
-        return []
     trained = defaultdict[Signature, list[nn.Module]](list)
-    for module in watched:
-        if _holds(module, held):
+    for _, module in named_modules(models):
+        if holds(module, held):
             trained[_signature(module)].append(module)
-    others = _held_by(live(Optimizer))
-    return list(_outermost(candidates, trained, held, others))[:MAX_COPIES]
-
-
-def _outermost(
-    candidates: Iterable[tuple[str | None, nn.Module]],
-    trained: Mapping[Signature, Sequence[nn.Module]],
-    held: Collection[int],
-    others: Collection[int],
-) -> Iterator[Pair]:
-    covered: set[nn.Module] = set()
-    # the largest first, since a part of a copy is a copy of a part
-    for name, module in sorted(candidates, key=lambda it: -sum(1 for _ in it[1].modules())):
-        if module in covered or _holds(module, others):
-            continue
-        twins = trained.get(_signature(module), ())
+    found, covered = list[Pair](), set[nn.Module]()
+    for name, module in unheld:
+        twins = trained.get(_signature(module), ()) if module not in covered else ()
         pairs = [Pair(name, module, twin, _tensors(module, twin, held)) for twin in twins]
         near = [(cosine, pair) for pair in pairs if (cosine := _cosine(pair)) >= MIN_COSINE]
         if near:
             covered.update(module.modules())
-            yield max(near, key=lambda it: it[0])[1]
+            found.append(max(near, key=lambda it: it[0])[1])
+    return found[:MAX_COPIES]
 
 
 def sample(tensors: Sequence[Tensor]) -> NDArray[np.float64] | None:
@@ -127,18 +103,3 @@ def _tensors(copy: nn.Module, trained: nn.Module, held: Collection[int]) -> Sequ
 
 def _signature(module: nn.Module) -> Signature:
     return tuple((name, param.shape) for name, param in module.named_parameters())
-
-
-def _has_shapes(module: nn.Module) -> bool:
-    """Return whether a module has parameters, all of them initialized."""
-    params = list(module.parameters())
-    return bool(params) and not any(is_lazy(param) for param in params)
-
-
-def _holds(module: nn.Module, params: Collection[int]) -> bool:
-    return any(id(param) in params for param in module.parameters())
-
-
-def _held_by(optimizers: Sequence[Optimizer]) -> set[int]:
-    """Return the `id` of each parameter of some optimizers."""
-    return {id(param) for optimizer in optimizers for group in optimizer.param_groups for param in group["params"]}

@@ -11,6 +11,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 import gradwatch
 from gradwatch.events import COPY_STATISTICS, COPY_UNCHANGED
 from gradwatch.probe.copies.pairs import find_pairs
+from gradwatch.probe.copies.unheld import find_unheld, held_by
 
 KINDS = (COPY_UNCHANGED.name, COPY_STATISTICS.name)
 
@@ -46,6 +47,12 @@ def trained(follow, *, make_copy=copy.deepcopy, steps=150, mode=True, hold=lambd
             monitor.step(loss)
     assert not any(part._load_state_dict_pre_hooks or part._forward_pre_hooks for part in other.modules())
     return monitor
+
+
+def pairs_of(model):
+    """Return the copies of a model that Adam moves."""
+    held = held_by([torch.optim.Adam(model.parameters())])
+    return [pair.copy for pair in find_pairs(model, held, find_unheld(model, held))]
 
 
 def events(monitor):
@@ -187,19 +194,17 @@ def test_frozen_statistics_of_both_are_not():
 
 def test_wrappers_and_parts_that_share_parameters_are_no_copies():
     model = network()
-    optimizer = torch.optim.Adam(model.parameters())
     shared = nn.Sequential(*list(model.children())[:2]), AveragedModel(network()), copy.copy(model)
 
-    assert find_pairs(model, [optimizer]) == []
+    assert pairs_of(model) == []
     assert len(shared) == 3
 
 
 def test_the_largest_copy_stands_for_its_parts():
     model = nn.ModuleDict({"actor": network(), "critic": network()})
-    optimizer = torch.optim.Adam(model.parameters())
     other = copy.deepcopy(model)
 
-    assert [pair.copy for pair in find_pairs(model, [optimizer])] == [other]
+    assert pairs_of(model) == [other]
 
 
 def test_copies_do_not_change_the_training_and_are_not_kept_alive():

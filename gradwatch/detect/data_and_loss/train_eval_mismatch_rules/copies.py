@@ -1,4 +1,4 @@
-"""Find copies of the model that are evaluated with running statistics that nothing updates."""
+"""Find averages with running statistics that nothing updates, and teachers that drop features at random."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from gradwatch.detect.features.events import events_of
 from gradwatch.detect.features.finding import HasCode, finding_of
-from gradwatch.events import COPY_STATISTICS
+from gradwatch.events import COPY_STATISTICS, MODE_TEACHER
 from gradwatch.history.store import History
 from gradwatch.records import Finding, Quantity, Severity
 
@@ -42,3 +42,17 @@ def find_stale_copies(
                 onset=events[0].step,
                 severity=Severity.WARNING,
             )
+
+
+def find_dropping_teachers(detector: HasCode, history: History) -> Iterator[Finding]:
+    """Yield each frozen module that gets the inputs of a trained one and drops features at random."""
+    for event in events_of(history, MODE_TEACHER):
+        yield finding_of(
+            detector,
+            history,
+            event.text,
+            Quantity(key="teacher.dropouts", label="dropouts in training mode", value=event.values["dropouts"]),
+            layer=event.layer,
+            onset=max(0, event.step - int(event.values["calls"])),
+            severity=Severity.WARNING,
+        )

@@ -12,6 +12,7 @@ from gradwatch.events import (
     FUNCTION_ACTIVE,
     INPUTS_DIFFER,
     MODE_FROZEN,
+    MODE_TEACHER,
     MODE_TRAINING,
     MODE_VALIDATION,
     NORM_DISTANCE,
@@ -56,6 +57,9 @@ def make_examples() -> Iterator[Example]:
     yield Example("validation inputs have another scale than training inputs", _distant(gap=5.0, inputs=raw), (None,))
     yield Example("validation inputs have another scale, without harm", _distant(gap=1.2, inputs=raw))
     yield Example("an averaged copy keeps its first statistics", _copied(spread=3.0), (None,))
+    values = {"dropouts": 2.0, "calls": 16.0}
+    teacher = Synthetic(steps=40).add_event(MODE_TEACHER, step=20, layer="teacher", text="drops", values=values)
+    yield Example("a frozen teacher drops features", teacher.history(), ("teacher",))
     yield Example("an averaged copy keeps statistics that fit", _copied(spread=0.6))
     yield Example("a healthy run", Synthetic(steps=40).history())
     pretrained = Synthetic(steps=40).add_event(
