@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from gradwatch.probe.objects import live
+from gradwatch.probe.objects import live, reachable
 from gradwatch.probe.parameters import Models, named_modules
 
 
@@ -21,9 +21,11 @@ class Unheld(NamedTuple):
 
 
 def find_unheld(models: Models, held: Collection[int]) -> list[Unheld]:
-    """Return the modules with parameters that no optimizer of the process holds, the largest first; takes some 50 ms.
+    """Return the modules with parameters that no optimizer of the process holds, the largest first.
 
-    Wrappers of the watched models, and other modules that share their parameters, are left out.
+    Modules outside of the watched models are those that the user's variables lead to, since a search of the whole
+    process takes as long as many small steps. Wrappers of the watched models, and other modules that share their
+    parameters, are left out.
 
     Args:
         models: A model, or several by name.
@@ -33,7 +35,8 @@ def find_unheld(models: Models, held: Collection[int]) -> list[Unheld]:
     roots = list(models.values()) if isinstance(models, Mapping) else [models]
     params = {id(param) for module in watched for param in module.parameters(recurse=False)}
     wrappers = {part for root in roots for part in root.modules()}
-    outside = [module for module in live(nn.Module) if module not in wrappers and module not in watched]
+    reached = {part: None for module in reachable(nn.Module) for part in module.modules()}
+    outside = [module for module in reached if module not in wrappers and module not in watched]
     found = [Unheld(watched[module], module) for module in watched if not holds(module, held)]
     found += [Unheld(None, module) for module in outside if not holds(module, params)]
     found = [it for it in found if _has_shapes(it.module)]
