@@ -46,7 +46,7 @@ def test_an_unknown_kind_suggests_a_near_one(gradwatch):
 
     assert result.code == 2
     assert result.err == (
-        "error: explain: got 'dead-lair', expected a detector such as dead-layer, dead-relu, gradient-spike "
+        "error: explain: got 'dead-lair', expected a detector such as dead-layer, dead-relu, failed-load "
         "(`gradwatch list detectors` shows all); did you mean 'dead-layer'?\n"
     )
 

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from gradwatch.events import COPY_STATISTICS, Observation
 from gradwatch.probe.copies.pairs import Pair
 from gradwatch.probe.device.sync import to_host
-from gradwatch.probe.inert_hook import inert_hook, remove_hooks, takes_hooks, untraced
+from gradwatch.probe.inert_hook import inert_hook, remove_hooks, takes_hooks
 from gradwatch.probe.modules.batch_norm import MAX_NORMS, MIN_DISTANCE, has_statistics
 from gradwatch.probe.updates.outside_moves import fingerprints
 
@@ -44,7 +44,7 @@ class CopiedStatistics:
         self._is_evaluated = False
         self._handles: list[RemovableHandle] = []
         if both and takes_hooks(both[0][0]):
-            self._handles.append(both[0][0].register_forward_pre_hook(untraced(inert_hook(self._before_call))))
+            self._handles.append(both[0][0].register_forward_pre_hook(inert_hook(self._before_call)))
 
     def find(self) -> Iterator[Observation]:
         """Yield the farthest statistics if the copy was evaluated with those that it had at the start."""

@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gradwatch.events import MODE_TEACHER, Observation
 from gradwatch.probe.copies.unheld import Unheld, holds
-from gradwatch.probe.inert_hook import inert_hook, remove_hooks, takes_hooks, untraced
+from gradwatch.probe.inert_hook import inert_hook, remove_hooks, takes_hooks
 from gradwatch.probe.nested import tensors_of
 from gradwatch.probe.parameters import Models, hookable_modules
 
@@ -51,11 +51,11 @@ class TeacherModes:
         dropping = next(part for part in teacher.module.modules() if _drops(part))
         hooks = [(module, False) for module in students] + [(teacher.module, True)]
         self._handles: list[RemovableHandle] = [
-            module.register_forward_hook(untraced(inert_hook(partial(self._after_call, is_teacher))), with_kwargs=True)
+            module.register_forward_hook(inert_hook(partial(self._after_call, is_teacher)), with_kwargs=True)
             for module, is_teacher in hooks
         ]
         # the mode at each call: a loop may change it after the search
-        self._handles.append(dropping.register_forward_pre_hook(untraced(inert_hook(self._before_dropout))))
+        self._handles.append(dropping.register_forward_pre_hook(inert_hook(self._before_dropout)))
 
     def find(self) -> Iterator[Observation]:
         """Yield an observation if each call dropped features of the inputs of the student, and end the comparison."""

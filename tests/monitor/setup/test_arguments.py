@@ -42,7 +42,7 @@ MISTAKES = [
     ({"optimizer": [SGD, SGD]}, "optimizer.1: the same SGD is given twice; remove one"),
     (
         {"detect": {"dead-layr": {}}},
-        "detect.dead-layr: got 'dead-layr', expected a detector such as dead-layer, dead-relu, layer-imbalance "
+        "detect.dead-layr: got 'dead-layr', expected a detector such as dead-layer, dead-relu, failed-load "
         "(`gradwatch list detectors` shows all); did you mean 'dead-layer'?",
     ),
     (
