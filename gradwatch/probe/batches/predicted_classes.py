@@ -9,7 +9,11 @@ from gradwatch.events import MAJORITY_PREDICTED, MINORITY_PREDICTED, Observation
 from gradwatch.probe.batches.loss_forms import LabeledScores
 
 MIN_STEPS = 8
-"""Sampled steps in a row with predictions of one class, and with several, that decide."""
+"""Sampled steps in a row with predictions of one class that decide."""
+
+MAX_VARIED = 32
+"""Sampled steps in a row with predictions of several classes after which nothing more is read. The first outputs are
+near the threshold, so that both classes are predicted before a model has learned which one is rare."""
 
 MIN_OTHERS = 16
 """Labels of other classes that must have been read: a model that finds a fifth of them would have found one (97 %)."""
@@ -82,7 +86,7 @@ class PredictedClasses:
             self._class, self._steps, self._labels, self._others = least if least == most else -1, 0, 0, 0
         if least != most:
             self._varied += 1
-            self.is_over = self._varied == MIN_STEPS
+            self.is_over = self._varied == MAX_VARIED
             return None
         self._varied = 0
         self._steps += 1

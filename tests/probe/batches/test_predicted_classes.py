@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gradwatch.probe.batches.predicted_classes import MAX_OTHERS, MIN_OTHERS, MIN_STEPS
+from gradwatch.probe.batches.predicted_classes import MAX_OTHERS, MAX_VARIED, MIN_OTHERS, MIN_STEPS
 from gradwatch.probe.batches.target_match import TargetMatch
 from gradwatch.probe.output_reader import ForwardCall
 
@@ -91,6 +91,18 @@ def test_another_class_that_is_predicted_later_is_reported_and_ends_the_reading(
     found = observed(scores, rare_labels(1 / 16), F.binary_cross_entropy_with_logits, steps=4 * MIN_STEPS)
 
     assert [o.kind for o in found] == ["predictions-majority", "predictions-minority"]
+
+
+@pytest.mark.parametrize(("num_varied", "is_reported"), [(MAX_VARIED - 1, True), (MAX_VARIED, False)])
+def test_a_model_may_predict_both_classes_before_it_has_learned_which_one_is_rare(num_varied, is_reported):
+    def scores(step, labels):
+        found = of_majority(step, labels)
+        found[0] = 1.0 if step < num_varied else -1.0
+        return found
+
+    found = observed(scores, rare_labels(1 / 16), F.binary_cross_entropy_with_logits, steps=MAX_VARIED + 2 * MIN_STEPS)
+
+    assert [o.kind for o in found] == ["predictions-majority"] * is_reported
 
 
 def test_a_single_prediction_of_another_class_starts_the_count_again():
