@@ -21,7 +21,7 @@ MIN_OTHERS = 16
 MAX_OTHERS = 0.2
 """Largest fraction of labels of other classes. Classes with more are not rare: Google, Machine Learning Crash Course,
 "Imbalanced datasets", https://developers.google.com/machine-learning/crash-course/overfitting/imbalanced-datasets. A
-language model, of which most tokens are never predicted, has no token with so many labels."""
+language model never predicts most of its tokens, but no token has so many of the labels."""
 
 
 @final
